@@ -1,0 +1,3 @@
+module sluice.dev/bed/init
+
+go 1.26.8

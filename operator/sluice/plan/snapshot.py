@@ -1,0 +1,174 @@
+"""The facts a plan is made from, all frozen.
+
+`runtime.store` makes the facts at the door (a pod is 1 KiB here, 31 KiB as the API's dict), `runtime.observer`
+adds what agents and routers say. Times are seconds since the epoch unless a name says otherwise.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from sluice.api.agent import AgentState
+from sluice.api.config import OperatorConfig
+from sluice.api.router import RouterState
+
+
+class ContainerPhase(StrEnum):
+    WAITING = "Waiting"
+    RUNNING = "Running"
+    TERMINATED = "Terminated"
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerFacts:
+    """State of one container (native sidecars included), from the pod's status."""
+
+    name: str
+    container_id: str
+    phase: ContainerPhase
+    reason: str
+    """Of the present state: `ImagePullBackOff`, `CrashLoopBackOff`, `OOMKilled`…"""
+    message: str
+    exit_code: int | None
+    """Of the present state if Terminated, else of the last termination; null if it never ended."""
+    last_reason: str
+    last_message: str
+    ready: bool
+    started: bool
+    restarts: int
+
+
+@dataclass(frozen=True, slots=True)
+class PodFacts:
+    """An engine or router pod of ours. Index, epoch and revision come from labels; -1 or "" if absent."""
+
+    namespace: str
+    name: str
+    uid: str
+    resource_version: str
+    owner_uid: str
+    """UID of the controlling owner; the InferenceService for engine pods, a ReplicaSet for router pods."""
+    service: str
+    """Name of the InferenceService as labelled (possibly cut: compare `service_uid`)."""
+    service_uid: str
+    component: str
+    pool: str
+    role: str
+    revision: str
+    epoch: int
+    index: int
+    instance: str
+    spec_hash: str
+    drain_started_at: float | None
+    drain_reason: str
+    phase: str
+    reason: str
+    message: str
+    node: str
+    ip: str
+    created_at: float
+    scheduled: bool
+    scheduling_message: str
+    """The scheduler's last word while not scheduled."""
+    gate: bool
+    """Condition `serving.sluice.dev/routable` is True."""
+    ready: bool
+    """The pod's Ready condition."""
+    disruption_target: str
+    """Reason of a true DisruptionTarget condition, else ""."""
+    deletion_at: float | None
+    """deletionTimestamp; null while nobody deleted the pod."""
+    containers: tuple[ContainerFacts, ...]
+
+    def container(self, name: str) -> ContainerFacts | None:
+        return next((c for c in self.containers if c.name == name), None)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFacts:
+    name: str
+    uid: str
+    ready: bool | None
+    """Null: the Ready condition is Unknown (the node's kubelet went silent)."""
+    unschedulable: bool
+    allocatable: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class AgentFacts:
+    """Last word of an agent. `age_s` is how old it is; older than 15 s counts as silent (`plan.health`)."""
+
+    state: AgentState
+    age_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class RouterFacts:
+    """Last word of a router's sidecar."""
+
+    state: RouterState
+    age_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceSnapshot:
+    """Everything one pass may look at; the raw objects are read-only by convention."""
+
+    service: Mapping[str, Any]
+    """The InferenceService as the API has it (without managedFields)."""
+    pods: tuple[PodFacts, ...]
+    """Engine and router pods labelled with this service's UID, oldest first."""
+    children: Mapping[tuple[str, str], Mapping[str, Any]]
+    """(kind, name) to the live object, for every other child kind and for name conflicts: objects of another owner
+    that stand at a name we want are here too."""
+    profiles: Mapping[str, Mapping[str, Any]]
+    """AcceleratorProfile name to object."""
+    nodes: Mapping[str, NodeFacts]
+    """Nodes that carry a pod of this service."""
+    agents: Mapping[str, AgentFacts]
+    """Engine pod UID to its agent's last word; absent: never heard."""
+    routers: Mapping[str, RouterFacts]
+    """Router pod UID to its sidecar's last word; absent: never heard."""
+    config: OperatorConfig
+    signing_keys: str
+    """The cluster's public ServiceAccount signing keys (JSON Web Key Set) for the routers; "" while unknown."""
+    recent_creations: int = 0
+    """Pods created for this service in the last minute (circuit breaker)."""
+    profiles_known: bool = True
+    """False: the AcceleratorProfile kind is not served or not readable, so absence proves nothing."""
+
+    @property
+    def uid(self) -> str:
+        return str(self.service["metadata"]["uid"])
+
+    @property
+    def name(self) -> str:
+        return str(self.service["metadata"]["name"])
+
+    @property
+    def namespace(self) -> str:
+        return str(self.service["metadata"]["namespace"])
+
+    @property
+    def generation(self) -> int:
+        return int(self.service["metadata"].get("generation", 0))
+
+    @property
+    def is_being_deleted(self) -> bool:
+        return bool(self.service["metadata"].get("deletionTimestamp"))
+
+    @property
+    def status(self) -> Mapping[str, Any]:
+        return self.service.get("status") or {}
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One thing worth telling a user; `runtime.events` dedupes by (object, reason, instance, note without numbers)."""
+
+    reason: str
+    note: str
+    warning: bool = False
+    instance: str = ""
+    action: str = field(default="Reconcile")
