@@ -8,6 +8,7 @@ from enum import StrEnum
 
 from pydantic import Field
 
+from sluice.api import names
 from sluice.api.wire import Wire
 
 MAX_WORKERS = 1024
@@ -69,3 +70,25 @@ class RouterState(Wire):
     workers: list[RoutedWorker] = []
     wanted: WorkerList | None = None
     """The list held, for a sibling's start."""
+    wanted_at: float | None = None
+    """When the list held came from the operator (seconds since the epoch): of two siblings' lists the newer counts."""
+
+
+class SidecarConfig(Wire):
+    """Passed as JSON in the environment variable `SLUICE_ROUTER_CONFIG` of the sidecar's container."""
+
+    service: str
+    """`<namespace>/<name>` of the InferenceService, for logs and metrics."""
+    operator_subject: str
+    """The only subject whose token may PUT a list."""
+    audience: str = names.ROUTER_TOKEN_AUDIENCE
+    sibling_host: str | None = None
+    """Name of the headless Service of all router pods of the service; null: no sibling is asked for its list."""
+    keys_file: str = "/etc/sluice/keys/jwks.json"
+    """JSON Web Key Set with the cluster's public signing keys; re-read when it changes."""
+    run_dir: str = "/run/r"
+    """Directory shared with smg's container; outlives container restarts."""
+    host: str = "0.0.0.0"
+    port: int = names.PORT_SIDECAR
+    smg_url: str = f"http://127.0.0.1:{names.PORT_ROUTER}"
+    smg_health_url: str = f"http://127.0.0.1:{names.PORT_ROUTER_HEALTH}"

@@ -3,23 +3,33 @@
 `crdgen.py` turns these into `crds/*.yaml`; attribute docstrings become field descriptions (one or two sentences
 with unit and default). A field stands here only when its function works: nothing is accepted and ignored.
 The models are strict (`extra="forbid"`) for the CLI and tests; the operator parses with `parse_lenient`.
+
+Every list, string and map has a bound (the API server refuses rules over unbounded ones), every rule a message
+that names the fix. What needs other objects to judge is no rule: it becomes a condition.
 """
 
+from collections.abc import Mapping
 from enum import StrEnum
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
-from pydantic.alias_generators import to_camel
+from pydantic import ConfigDict, Field, StringConstraints, ValidationError
 
-
-class ApiModel(BaseModel):
-    model_config = ConfigDict(
-        alias_generator=to_camel,
-        populate_by_name=True,
-        extra="forbid",
-        frozen=True,
-        use_attribute_docstrings=True,
-    )
+from sluice.api import owned
+from sluice.api.base import ApiModel
+from sluice.api.markers import (
+    DNS_LABEL,
+    DNS_SUBDOMAIN,
+    NO_CONTROL,
+    LabelValue,
+    ResourceName,
+    atomic,
+    cel,
+    explained,
+    list_map,
+    rules,
+)
+from sluice.api.podtemplate import PodTemplateObject, TolerationObject
+from sluice.api.status import InferenceServiceStatus
 
 
 class EngineType(StrEnum):
@@ -38,86 +48,239 @@ class RoutingPolicy(StrEnum):
     ROUND_ROBIN = "RoundRobin"
 
 
+_NO_OWNED_ENV = rules(
+    cel(
+        f"self.all(e, !e.name.matches('{owned.ENV_PATTERN}'))",
+        f"{', '.join(owned.ENV)} and names that start with {owned.ENV_PREFIX} are set or ruled out by the operator; "
+        "remove them",
+    )
+)
+_NO_OWNED_FLAGS = rules(
+    cel(
+        f"self.all(a, !a.matches('{owned.FLAG_PATTERN}'))",
+        "the operator sets the engine's address, model, served name, parallel sizes, keys and drain time itself; "
+        "remove flags such as --host, --port, --model, --served-model-name, --tensor-parallel-size, --api-key, "
+        "--config (use spec.model, spec.pools[].parallelism and spec.drain)",
+    )
+)
+
+
+_VARIABLE = r"^[A-Za-z_][A-Za-z0-9_]*$"
+_URI = r"^[a-z][a-z0-9+.-]{0,15}://[!-\[\]-~]+$"
+_MODEL_NAME = r"^[A-Za-z0-9][A-Za-z0-9._:/@+-]*$"
+_IMAGE = r"^[a-zA-Z0-9][a-zA-Z0-9._:/-]*(@sha256:[a-f0-9]{64})?$"
+
+
 class EnvVar(ApiModel):
-    name: str = Field(min_length=1, max_length=128)
+    """One environment variable."""
+
+    name: str = Field(
+        min_length=1,
+        max_length=128,
+        pattern=_VARIABLE,
+        json_schema_extra=explained(
+            _VARIABLE, "a variable's name is letters, digits and '_', not starting with a digit"
+        ),
+    )
+    """Letters, digits and `_`, not starting with a digit."""
     value: str = Field("", max_length=4096)
+    """Plain text; default empty."""
+
+
+EnvList = Annotated[list[EnvVar], Field(max_length=64, json_schema_extra=list_map("name") | _NO_OWNED_ENV)]
+Argument = Annotated[str, StringConstraints(min_length=1, max_length=1024, pattern=NO_CONTROL)]
+ArgumentList = Annotated[list[Argument], Field(max_length=64, json_schema_extra=atomic() | _NO_OWNED_FLAGS)]
+PoolArgumentList = Annotated[list[Argument], Field(max_length=32, json_schema_extra=atomic() | _NO_OWNED_FLAGS)]
+"""Half as many: the API server multiplies the cost of a rule by the number of pools that a service can have."""
 
 
 class Model(ApiModel):
-    uri: str = Field(min_length=1, max_length=1024)
-    """Where the weights are: `pvc://<claim>/<path>` for vLLM; the simulated engine reads none and takes any URI."""
-    name: str | None = Field(None, min_length=1, max_length=128)
+    """Which model is served, and under which name."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            cel(
+                "!self.uri.contains('/../') && !self.uri.endsWith('/..')",
+                "a model URI must not contain '..' as a path segment; write the path without it",
+                ".uri",
+            ),
+            cel(
+                "!self.uri.startsWith('pvc://') || "
+                "self.uri.matches('^pvc://[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?(/[^/]+)*/?$')",
+                "a pvc:// URI is pvc://<claim>/<path>: the name of a PersistentVolumeClaim of this namespace, then "
+                "the directory of the model inside it",
+                ".uri",
+            ),
+        )
+    )
+
+    uri: str = Field(
+        min_length=5,
+        max_length=1024,
+        pattern=_URI,
+        json_schema_extra=explained(
+            _URI,
+            "a model URI is <scheme>://<path> in printable ASCII without spaces and backslashes, for example "
+            "pvc://models/qwen3-8b",
+        ),
+    )
+    """Where the weights are: `pvc://<claim>/<path>` for vLLM; the simulated engine reads none and takes any URI.
+    Printable ASCII without spaces and backslashes."""
+    name: str | None = Field(
+        None,
+        min_length=1,
+        max_length=128,
+        pattern=_MODEL_NAME,
+        json_schema_extra=explained(
+            _MODEL_NAME,
+            "a model name starts with a letter or digit, followed by letters, digits and any of . _ : / @ + -",
+        ),
+    )
     """Model name that clients send; default: the name of the object."""
 
 
 class Engine(ApiModel):
+    """The inference engine of all pools."""
+
     type: EngineType = EngineType.VLLM
     """`vLLM` or `Simulated` (answers like an engine, needs no accelerator); default `vLLM`."""
-    image: str | None = Field(None, min_length=1, max_length=512)
+    image: str | None = Field(
+        None,
+        min_length=1,
+        max_length=512,
+        pattern=_IMAGE,
+        json_schema_extra=explained(
+            _IMAGE, "an image is written host/path:tag or host/path@sha256:<64 hexadecimal digits>, without spaces"
+        ),
+    )
     """Engine image; default: from the operator's configuration, kept for the life of the revision."""
-    args: list[str] = Field(default=[], max_length=64)
+    args: ArgumentList = []
     """Arguments appended to the engine's command line; those that the operator owns are refused."""
-    env: list[EnvVar] = Field(default=[], max_length=64)
+    env: EnvList = []
     """Environment variables of the engine container."""
 
 
 class PoolEngine(ApiModel):
-    args: list[str] = Field(default=[], max_length=64)
+    """What a pool adds to the service's engine."""
+
+    args: PoolArgumentList = []
     """Arguments of this pool, appended to the service's."""
-    env: list[EnvVar] = Field(default=[], max_length=64)
+    env: EnvList = []
     """Variables of this pool; they win over the service's of the same name."""
 
 
 class ProfileReference(ApiModel):
-    name: str = Field(min_length=1, max_length=253)
+    name: str = Field(min_length=1, max_length=253, pattern=DNS_SUBDOMAIN)
+    """Name of an AcceleratorProfile (cluster-scoped)."""
 
 
 class Accelerator(ApiModel):
+    """What an instance asks the scheduler for, one per tensor-parallel rank."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            cel(
+                "has(self.profileRef) != has(self.resourceName)",
+                "set exactly one of profileRef and resourceName",
+            )
+        )
+    )
+
     profile_ref: ProfileReference | None = None
     """An AcceleratorProfile; exclusive with `resourceName`."""
-    resource_name: str | None = Field(None, min_length=1, max_length=317)
+    resource_name: ResourceName | None = None
     """Extended resource to ask for, for example `nvidia.com/gpu`; exclusive with `profileRef`."""
 
 
 class Parallelism(ApiModel):
+    """How one instance is spread over accelerators."""
+
     tensor: int = Field(1, ge=1, le=64)
     """Tensor-parallel size: accelerators per instance, all in one pod; default 1."""
 
 
 class Pool(ApiModel):
-    name: str = Field("default", min_length=1, max_length=20)
+    """A set of equal instances."""
+
+    name: str = Field(
+        "default",
+        min_length=1,
+        max_length=20,
+        pattern=DNS_LABEL,
+        json_schema_extra=explained(
+            DNS_LABEL, "a pool's name is lower-case letters, digits and '-', not at its ends; at most 20 characters"
+        ),
+    )
+    """Unique in the service, a DNS label of at most 20 characters; default `default`."""
     role: PoolRole = PoolRole.UNIFIED
+    """`Unified`: instances do prefill and decode; default and only role of this release."""
     replicas: int = Field(1, ge=0, le=1000)
     """Instances of this pool; default 1."""
     parallelism: Parallelism = Parallelism()
+    """How one instance is spread over accelerators."""
     accelerator: Accelerator | None = None
     """Accelerator of this pool; default: the service's."""
     engine: PoolEngine = PoolEngine()
-    pod_template: dict[str, Any] | None = None
+    """What this pool adds to the service's engine."""
+    pod_template: PodTemplateObject | None = None
     """Bounded override of the engine pod: `metadata.labels`, `metadata.annotations`, and of `spec`: nodeSelector,
     tolerations, affinity, priorityClassName, schedulerName, runtimeClassName, resources (of the engine container)."""
 
 
 class Routing(ApiModel):
+    """The router in front of all pools."""
+
     policy: RoutingPolicy = RoutingPolicy.CACHE_AWARE
-    """How requests are spread: CacheAware (prefix affinity, load cap), LeastRequests, PowerOfTwo or RoundRobin."""
+    """How requests are spread: CacheAware (prefix affinity, load cap), LeastRequests, PowerOfTwo or RoundRobin;
+    default CacheAware."""
     replicas: int = Field(2, ge=1, le=16)
     """Router pods; default 2."""
 
 
 class Health(ApiModel):
+    """When an instance counts as dead. A busy one that makes progress never does."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            cel(
+                "self.selfTestTimeoutSeconds < self.hangTimeoutSeconds",
+                "selfTestTimeoutSeconds must be less than hangTimeoutSeconds: an instance is Suspect before it is Hung",
+                ".selfTestTimeoutSeconds",
+            )
+        )
+    )
+
     self_test_period_seconds: int = Field(10, ge=1, le=3600)
+    """Seconds between two real one-token inferences; default 10."""
     self_test_timeout_seconds: int = Field(3, ge=1, le=600)
+    """Seconds after which an unanswered self-test of an idle instance takes it out of routing; default 3."""
     hang_timeout_seconds: int = Field(60, ge=5, le=3600)
+    """Seconds without an answered self-test and without any token progress after which an instance is Hung;
+    default 60."""
     startup_timeout_seconds: int = Field(3600, ge=10, le=86400)
+    """Seconds that an instance may take from its start to its first answered self-test; default 3600."""
 
 
 class Drain(ApiModel):
+    """How instances leave."""
+
     timeout_seconds: int = Field(600, ge=0, le=86400)
-    """How long an instance that leaves may finish its requests; default 600."""
+    """Seconds that an instance that leaves may take to finish its requests; default 600."""
 
 
 class Rollout(ApiModel):
+    """How a changed spec reaches the instances: new ones serve before old ones leave."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            cel(
+                "self.maxSurge > 0 || (has(self.maxUnavailable) && self.maxUnavailable > 0)",
+                "maxSurge 0 needs maxUnavailable of at least 1: a rollout with neither can't move",
+                ".maxSurge",
+            )
+        )
+    )
+
     max_surge: int = Field(1, ge=0, le=100)
     """Instances above `replicas` while a new revision comes up; default 1."""
     max_unavailable: int | None = Field(None, ge=0, le=100)
@@ -127,22 +290,115 @@ class Rollout(ApiModel):
 
 
 class InferenceServiceSpec(ApiModel):
+    """What should be served, and how."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            cel(
+                "self.engine.type != 'vLLM' || self.model.uri.startsWith('pvc://')",
+                "engine type vLLM takes models from a PersistentVolumeClaim only in this release: write "
+                "pvc://<claim>/<path> (the Simulated engine takes any URI)",
+                ".model.uri",
+            )
+        )
+    )
+
     model: Model
+    """Which model is served, and under which name."""
     engine: Engine = Engine()
+    """The inference engine of all pools."""
     accelerator: Accelerator | None = None
-    pools: list[Pool] = Field(default=[Pool()], min_length=1, max_length=8)
+    """Accelerator of all pools; default: the AcceleratorProfile marked as default, if there is one."""
+    pools: list[Pool] = Field(default=[Pool()], min_length=1, max_length=8, json_schema_extra=list_map("name"))
+    """Sets of equal instances; default: one pool `default` with one instance."""
     routing: Routing = Routing()
+    """The router in front of all pools."""
     health: Health = Health()
+    """When an instance counts as dead."""
     drain: Drain = Drain()
+    """How instances leave."""
     rollout: Rollout = Rollout()
+    """How a changed spec reaches the instances."""
     suspend: bool = False
-    """True: drain all instances and keep the object."""
+    """True: drain all instances and keep the object; default false."""
+
+
+class InferenceService(ApiModel):
+    """A large language model served by self-healing engine instances behind one OpenAI-compatible address."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            cel(
+                "self.metadata.name.size() <= 63 && self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')",
+                "the service gets a Kubernetes Service of the same name, so metadata.name must be at most 63 "
+                "characters: lower-case letters, digits and '-', starting with a letter and not ending with '-'",
+                ".metadata.name",
+            )
+        )
+    )
+
+    spec: InferenceServiceSpec
+    """What should be served, and how."""
+    status: InferenceServiceStatus = InferenceServiceStatus()
+    """What the operator last saw."""
 
 
 class AcceleratorProfileSpec(ApiModel):
-    resource_name: str = Field(min_length=1, max_length=317)
+    """A kind of accelerator, described once by the administrator."""
+
+    resource_name: ResourceName
     """Extended resource that a pod asks for, one per tensor-parallel rank."""
     default: bool = False
-    """True: used by services that name no accelerator (not by the simulated engine)."""
-    node_selector: dict[str, str] = Field(default={}, max_length=16)
-    tolerations: list[dict[str, Any]] = Field(default=[], max_length=16)
+    """True: used by services that name no accelerator (not by the simulated engine); default false."""
+    node_selector: dict[str, LabelValue] = Field(default={}, max_length=16)
+    """Labels that a node with this accelerator has."""
+    tolerations: list[TolerationObject] = Field(default=[], max_length=16, json_schema_extra=atomic())
+    """Taints of the nodes with this accelerator, as in a pod's `spec.tolerations`."""
+
+
+class AcceleratorProfile(ApiModel):
+    """A kind of accelerator that services refer to by name; written by the cluster's administrator."""
+
+    spec: AcceleratorProfileSpec
+    """Resource, nodes and taints of the accelerator."""
+
+
+class SpecError(ValueError):
+    """A spec that can't be used; the text names each field by its path, what is wrong, and what was found."""
+
+
+def parse_lenient(spec: Mapping[str, Any]) -> InferenceServiceSpec:
+    """The spec as the API has it, defaults filled in; fields that this version does not know are ignored.
+
+    Unknown fields come from a newer CRD: they must not stop an older operator.
+
+    Raises:
+        SpecError: a field is missing, of the wrong type or out of bounds.
+    """
+    try:
+        return InferenceServiceSpec.model_validate(spec, extra="ignore", context={"lenient": True})
+    except ValidationError as error:
+        raise SpecError(_explain("spec", error)) from error
+
+
+def parse_profile_lenient(spec: Mapping[str, Any]) -> AcceleratorProfileSpec:
+    """The same for an AcceleratorProfile.
+
+    Raises:
+        SpecError: a field is missing, of the wrong type or out of bounds.
+    """
+    try:
+        return AcceleratorProfileSpec.model_validate(spec, extra="ignore")
+    except ValidationError as error:
+        raise SpecError(_explain("spec", error)) from error
+
+
+def _explain(root: str, error: ValidationError) -> str:
+    """`spec.pools[0].replicas: Input should be … (found 'x')`, at most five of them."""
+    said = []
+    for one in error.errors(include_url=False)[:5]:
+        path = root + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in one["loc"])
+        found = "" if one["type"] == "missing" else f" (found {str(one['input'])[:80]!r})"
+        said.append(f"{path}: {one['msg']}{found}")
+    more = error.error_count() - len(said)
+    return "; ".join(said) + (f"; and {more} more" if more > 0 else "")
