@@ -1,0 +1,75 @@
+"""Reads the few samples we need out of an engine's Prometheus page (text format 0.0.4).
+
+An engine's page is 50-200 kB and is read each second, so only lines that start with a wanted name are parsed.
+A value that is not a finite number, or a line that can't be parsed, is as if it were not there: unknown, never zero.
+"""
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+
+from sluice.api.agent import MetricSource, Signal
+
+PROCESS_START = "process_start_time_seconds"
+
+_SAMPLE = re.compile(
+    r"""(?P<name>[a-zA-Z_:][a-zA-Z0-9_:]*)
+        (?:\{(?P<labels>(?:[^"}]|"(?:[^"\\]|\\.)*")*)\})?
+        [ \t]+(?P<value>[^ \t]+)(?:[ \t]+-?[0-9]+)?[ \t]*""",
+    re.VERBOSE,
+)
+_LABEL = re.compile(r'\s*([a-zA-Z_][a-zA-Z0-9_]*)\s*=\s*"((?:[^"\\]|\\.)*)"\s*,?')
+_ESCAPE = re.compile(r"\\(.)")
+
+Samples = Mapping[str, Sequence[tuple[Mapping[str, str], float]]]
+"""Sample name to its (labels, value) pairs; every value is finite."""
+
+
+def read_samples(page: str, wanted: Iterable[str]) -> Samples:
+    """The wanted samples of a page; names without any readable sample are absent."""
+    names = set(wanted)
+    found: dict[str, list[tuple[Mapping[str, str], float]]] = {}
+    for line in page.splitlines():
+        name = re.split(r"[{ \t]", line, maxsplit=1)[0]
+        if name not in names or (match := _SAMPLE.fullmatch(line)) is None:
+            continue
+        value = _number(match["value"])
+        if value is not None:
+            found.setdefault(name, []).append((_labels(match["labels"] or ""), value))
+    return found
+
+
+def read_signals(samples: Samples, sources: Mapping[Signal, Sequence[MetricSource]]) -> dict[Signal, float]:
+    """The signals that can be read; for each the first of its sources that is present wins."""
+    signals = {}
+    for signal, candidates in sources.items():
+        for source in candidates:
+            values = [
+                value for labels, value in samples.get(source.name, ()) if source.labels.items() <= labels.items()
+            ]
+            if values:
+                signals[signal] = sum(values) / (len(values) if source.reduce == "mean" else 1)
+                break
+    return signals
+
+
+def wanted_names(sources: Mapping[Signal, Sequence[MetricSource]]) -> set[str]:
+    return {PROCESS_START, *(source.name for candidates in sources.values() for source in candidates)}
+
+
+def read_process_start(samples: Samples) -> float | None:
+    """Start time of the engine's process as it publishes it, seconds since the epoch; None if it does not."""
+    values = [value for _, value in samples.get(PROCESS_START, ())]
+    return values[0] if values else None
+
+
+def _number(text: str) -> float | None:
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None
+
+
+def _labels(text: str) -> dict[str, str]:
+    return {key: _ESCAPE.sub(lambda m: "\n" if m[1] == "n" else m[1], raw) for key, raw in _LABEL.findall(text)}

@@ -1,0 +1,151 @@
+"""Which workers smg's manifest lists, and what is said about each: pure.
+
+Invariants:
+- only wanted workers are listed (the sidecar never adds);
+- a worker whose agent speaks against it is not listed; a silent agent changes nothing;
+- an address enters the manifest only when smg has no worker at it any more. smg keeps a removed worker for 5 s and
+  drops it then even if it was listed again meanwhile (measured), and an address may belong to another instance now;
+- what is reported as routed is what smg itself says, whatever the manifest says.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from urllib.parse import urlsplit
+
+from sluice.api.agent import AgentState, EnginePhase
+from sluice.api.router import RoutedWorker, Worker, WorkerList, WorkerStatus
+
+WITHHOLDING_PHASES = frozenset({EnginePhase.SUSPECT, EnginePhase.HUNG, EnginePhase.DRAINING})
+
+
+class Reach(StrEnum):
+    """What became of asking smg for its workers."""
+
+    ANSWERED = "answered"
+    DOWN = "down"
+    """Connection refused: no process, so it has no workers and will read the manifest when it starts."""
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class SmgWorker:
+    id: str | None
+    """Our instance name as smg gives it back (label `smg.ai/discovery-id`); None if it did not come from a manifest."""
+    url: str
+    status: WorkerStatus
+
+
+@dataclass(frozen=True, slots=True)
+class SmgView:
+    reach: Reach
+    workers: tuple[SmgWorker, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One worker in the manifest."""
+
+    id: str
+    url: str
+    model: str
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    entries: tuple[Entry, ...]
+    """In the order of the wanted list."""
+    left_out: Mapping[str, str]
+    """Instance to the reason why it is wanted and not listed."""
+    withheld: frozenset[str]
+    """Those of `left_out` that their agents speak against; the others only wait for smg."""
+
+
+def refuse_list(wanted: WorkerList) -> str | None:
+    """What is wrong with a list beyond its schema, or None."""
+    for label, values in (("id", [w.id for w in wanted.workers]), ("url", [w.url for w in wanted.workers])):
+        twice = next((v for v in values if values.count(v) > 1), None) if len(set(values)) < len(values) else None
+        if twice is not None:
+            return f"workers: {label} {twice!r} stands in the list twice; each must be unique"
+    for worker in wanted.workers:
+        for label, url in (("url", worker.url), ("agentUrl", worker.agent_url)):
+            parts = urlsplit(url)
+            if parts.scheme != "http" or not parts.hostname or parts.path or parts.query:
+                return f"worker {worker.id!r}: {label} {url!r} must be http://<address>:<port>"
+    return None
+
+
+def speaks_against(worker: Worker, state: AgentState | None) -> str | None:
+    """Why the worker must not get requests, by its agent's last word; None for a good word or none at all."""
+    if state is None:
+        return None
+    if state.instance != worker.id:
+        return f"AnotherInstance: {state.instance} is at its address"
+    if state.engine_id != worker.engine_id:
+        return "AnotherEngineRun: its engine restarted and is not verified yet"
+    if state.phase in WITHHOLDING_PHASES:
+        return str(state.phase)
+    return None
+
+
+def plan_manifest(
+    wanted: WorkerList, agents: Mapping[str, AgentState], smg: SmgView, listed: Sequence[Entry]
+) -> Manifest:
+    """The manifest to write next; `agents` maps agent URL to the last word, `listed` is what the manifest has now."""
+    in_manifest = {(entry.id, entry.url) for entry in listed}
+    in_smg = {worker.url for worker in smg.workers}
+    entries: list[Entry] = []
+    left_out: dict[str, str] = {}
+    withheld: set[str] = set()
+    for worker in wanted.workers:
+        if (reason := speaks_against(worker, agents.get(worker.agent_url))) is not None:
+            left_out[worker.id] = reason
+            withheld.add(worker.id)
+        elif (worker.id, worker.url) not in in_manifest and smg.reach is Reach.UNKNOWN:
+            left_out[worker.id] = "SmgUnknown: smg does not say which workers it has"
+        elif (worker.id, worker.url) not in in_manifest and worker.url in in_smg:
+            left_out[worker.id] = "AddressInUse: smg still has a removed worker at this address"
+        else:
+            entries.append(Entry(id=worker.id, url=worker.url, model=worker.model))
+    return Manifest(entries=tuple(entries), left_out=left_out, withheld=frozenset(withheld))
+
+
+def render(entries: Sequence[Entry]) -> str:
+    """smg's manifest; any field that it does not know fails the whole file, so there are no others."""
+    workers = [{"id": e.id, "url": e.url, "worker_type": "regular", "model_id": e.model} for e in entries]
+    return json.dumps({"version": 1, "workers": workers}, indent=1) + "\n"
+
+
+def parse(text: str) -> tuple[Entry, ...]:
+    """The entries of a manifest of ours.
+
+    Raises:
+        ValueError: the text is not such a manifest.
+    """
+    try:
+        return tuple(Entry(id=w["id"], url=w["url"], model=w["model_id"]) for w in json.loads(text)["workers"])
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"not a manifest of ours: {error!r}") from error
+
+
+def report_workers(wanted: WorkerList | None, manifest: Manifest, smg: SmgView) -> list[RoutedWorker]:
+    """Every wanted worker with smg's own word on it, then what smg has and nobody wants."""
+    if smg.reach is not Reach.ANSWERED:
+        return []
+    present = {(worker.id, worker.url): worker for worker in smg.workers}
+    told = []
+    for worker in wanted.workers if wanted else []:
+        reason = manifest.left_out.get(worker.id, "")
+        found = present.pop((worker.id, worker.url), None)
+        if found is not None:
+            status = found.status
+        else:
+            status = WorkerStatus.WITHHELD if worker.id in manifest.withheld else WorkerStatus.ABSENT
+        told.append(
+            RoutedWorker(id=worker.id, url=worker.url, engine_id=worker.engine_id, status=status, reason=reason)
+        )
+    return told + [
+        RoutedWorker(id=ghost.id or "", url=ghost.url, engine_id=None, status=ghost.status, reason="NotWanted")
+        for ghost in present.values()
+    ]
