@@ -37,10 +37,12 @@ lock:  ## Renew requirements/*.txt (maintainers; needs uv)
 
 # ---- without a cluster -------------------------------------------------------------------------------------------
 generate: setup  ## CRDs and what is derived from them
-	$(PY) -m sluice.api.crdgen
+	$(PY) -m sluice.api.crdgen crds charts/sluice-crds/templates
+	$(PY) -m manifests.render
 
 verify: setup  ## Generated files are up to date
-	$(PY) -m sluice.api.crdgen --check
+	$(PY) -m sluice.api.crdgen --check crds charts/sluice-crds/templates
+	$(PY) -m manifests.render --check
 
 format: setup  ## Format the code
 	$(VENV)/bin/ruff format . && $(VENV)/bin/ruff check --fix .

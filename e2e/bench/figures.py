@@ -1,0 +1,96 @@
+"""Names, units and bars of all figures, and the recorder that writes them.
+
+Names are stable: a later change adds figures and never renames one.
+"""
+
+import json
+import os
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    unit: str
+    text: str
+    holds: Callable[[float], bool]
+
+
+def at_most(bound: float, unit: str) -> Bar:
+    return Bar(unit, f"<= {bound:g}", lambda value: value <= bound)
+
+
+def below(bound: float, unit: str) -> Bar:
+    return Bar(unit, f"< {bound:g}", lambda value: value < bound)
+
+
+def exactly(wanted: float, unit: str) -> Bar:
+    return Bar(unit, f"= {wanted:g}", lambda value: value == wanted)
+
+
+BARS: dict[str, Bar] = {
+    "demo.first_token_s": at_most(90, "s"),
+    "demo.cold_s": at_most(1200, "s"),
+    "test.cold_s": at_most(2700, "s"),
+    "test.warm_s": at_most(1200, "s"),
+    "replace.p50_ms": at_most(15, "ms"),
+    "replace.p99_ms": at_most(100, "ms"),
+    "converge.200x4_s": at_most(10, "s"),
+    "converge.duplicate_pods": exactly(0, "pods"),
+    "converge.vs_bare_create": at_most(2.0, "ratio"),
+    "converge.1000x4_s": Bar("s", "recorded", lambda _: True),
+    "converge.1000_vs_200_per_service": at_most(1.3, "ratio"),
+    "operator.rss_mb_4000_pods": at_most(300, "MB"),
+    "idle.writes": exactly(0, "writes"),
+    "crash.duplicate_pods": exactly(0, "pods"),
+    "crash.not_converged": exactly(0, "kills"),
+    "restart.pods_rolled": exactly(0, "pods"),
+    "outage.failed_requests": exactly(0, "requests"),
+    "outage.recovered": exactly(1, "bool"),
+    "crd.max_bytes": below(100_000, "bytes"),
+}
+
+
+def revision() -> str:
+    """Commit of the checkout, with `+` when it has changes; "unknown" outside a repository."""
+    run = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
+    dirty = subprocess.run(["git", "status", "--porcelain"], cwd=ROOT, capture_output=True, text=True, check=False)
+    return (run.stdout.strip() or "unknown") + ("+" if dirty.stdout.strip() else "")
+
+
+class Recorder:
+    """Collects the figures of one group and writes them, one JSON line each."""
+
+    def __init__(self, group: str) -> None:
+        self.group = group
+        self.lines: list[dict[str, object]] = []
+
+    def record(self, name: str, value: float) -> None:
+        """Record one figure.
+
+        Raises:
+            KeyError: the name has no bar in `BARS`.
+        """
+        bar = BARS[name]
+        line: dict[str, object] = {
+            "name": name,
+            "value": round(value, 3),
+            "unit": bar.unit,
+            "bar": bar.text,
+            "ok": bar.holds(value),
+            "revision": revision(),
+            "cores": os.cpu_count(),
+        }
+        self.lines.append(line)
+        verdict = "ok" if line["ok"] else "MISSED"
+        print(f"  {name:36} {value:12.3f} {bar.unit:9} bar {bar.text:12} {verdict}", flush=True)
+
+    def write(self) -> Path:
+        path = ROOT / "build" / "bench" / f"{self.group}.jsonl"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("".join(json.dumps(line) + "\n" for line in self.lines))
+        return path

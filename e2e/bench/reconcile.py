@@ -1,0 +1,170 @@
+"""How fast the operator turns declarations into objects, on a real API server with fake nodes.
+
+`converge`: from the first apply until every engine pod and every other child exists and each status has seen its
+generation. The yardstick of the same run is a bare client that creates copies of the very same objects, 8 at once.
+`replace`: from sending the deletion of an engine pod until the watch shows its replacement.
+"""
+
+import asyncio
+import random
+import time
+from functools import partial
+from pathlib import Path
+from statistics import quantiles
+from typing import Any
+
+from e2e.bed.api_only import ApiOnly
+from e2e.bench import services
+from e2e.bench.client import BareClient, Object, at_once, until
+from e2e.bench.figures import Recorder
+from e2e.bench.operator import OperatorProcess
+
+REPLICAS = 4
+DELETIONS = 200
+# (collection below the namespace, kind's API root): everything the operator makes for a service.
+CHILDREN = (
+    ("/api/v1", "pods"),
+    ("/api/v1", "services"),
+    ("/api/v1", "configmaps"),
+    ("/apis/apps/v1", "deployments"),
+    ("/apis/apps/v1", "controllerrevisions"),
+    ("/apis/policy/v1", "poddisruptionbudgets"),
+    ("/apis/networking.k8s.io/v1", "networkpolicies"),
+)
+
+
+async def converge(api: BareClient, prefix: str, count: int) -> tuple[float, list[Object]]:
+    """Seconds from the first apply to convergence, and the services."""
+    objects = services.fleet(prefix, count, REPLICAS)
+    await services.make_namespaces(api, objects)
+    start = time.monotonic()
+    applying = asyncio.create_task(services.apply_all(api, objects))
+    await until(f"{count} services converged", partial(_converged, api, prefix, count), deadline_s=count * 0.5 + 60)
+    took = time.monotonic() - start
+    await applying
+    return took, objects
+
+
+async def _converged(api: BareClient, prefix: str, count: int) -> bool:
+    found = [
+        s
+        for s in await api.items(f"{services.API}/inferenceservices")
+        if s["metadata"]["namespace"].startswith(f"{prefix}-")
+    ]
+    if len(found) < count or not all(_status_is_current(s) for s in found):
+        return False
+    return len(await services.engine_pods(api, prefix)) >= count * REPLICAS
+
+
+def _status_is_current(service: Object) -> bool:
+    status = service.get("status") or {}
+    return bool(status.get("observedGeneration") == service["metadata"]["generation"])
+
+
+async def children(api: BareClient, prefix: str) -> list[tuple[str, Object]]:
+    """(collection path in a twin namespace, body without server fields and owners) of all children of the fleet."""
+    copies = []
+    for root, plural in CHILDREN:
+        for item in await api.items(f"{root}/{plural}?{services.SELECTOR}"):
+            namespace = item["metadata"]["namespace"]
+            if not namespace.startswith(f"{prefix}-") or _is_made_by_kubernetes(item):
+                continue
+            copies.append((f"{root}/namespaces/bare{namespace}/{plural}", _bare(item, f"bare{namespace}")))
+    return copies
+
+
+def _is_made_by_kubernetes(item: Object) -> bool:
+    return any(o["kind"] == "ReplicaSet" for o in item["metadata"].get("ownerReferences", []))
+
+
+def _bare(item: Object, namespace: str) -> Object:
+    meta = {k: v for k, v in item["metadata"].items() if k in ("name", "labels", "annotations")}
+    body: Object = {k: v for k, v in item.items() if k not in ("metadata", "status")}
+    spec: dict[str, Any] = dict(body.get("spec") or {})
+    for assigned in ("clusterIP", "clusterIPs", "nodeName"):
+        if spec.get(assigned) != "None":  # a headless Service declares "None" itself
+            spec.pop(assigned, None)
+    return {**body, **({"spec": spec} if spec else {}), "metadata": {**meta, "namespace": namespace}}
+
+
+async def bare_create(api: BareClient, prefix: str) -> float:
+    """Seconds that a bare client needs for the same objects."""
+    copies = await children(api, prefix)
+    for namespace in sorted({body["metadata"]["namespace"] for _, body in copies}):
+        await api.call("POST", "/api/v1/namespaces", {"metadata": {"name": namespace}})
+    start = time.monotonic()
+    await at_once(8, [partial(api.call, "POST", path, body) for path, body in copies])
+    return time.monotonic() - start
+
+
+async def replace(api: BareClient, prefix: str, seed: int) -> list[float]:
+    """Milliseconds from deletion to replacement, one per deletion, one after the other."""
+    order = random.Random(seed)
+    times: list[float] = []
+    added: asyncio.Queue[tuple[float, str]] = asyncio.Queue()
+
+    async def listen() -> None:
+        async for kind, pod in api.watch(f"/api/v1/pods?{services.ENGINES}"):
+            if kind == "ADDED":
+                added.put_nowait((time.monotonic(), pod["metadata"]["labels"]["serving.sluice.dev/service-uid"]))
+
+    listener = asyncio.create_task(listen())
+    await asyncio.sleep(0.5)  # let the watch settle; nothing is measured before it
+    victims = await services.engine_pods(api, prefix)
+    for victim in order.sample(victims, min(DELETIONS, len(victims))):
+        meta = victim["metadata"]
+        start = time.monotonic()
+        path = f"/api/v1/namespaces/{meta['namespace']}/pods/{meta['name']}"
+        await api.call("DELETE", path, {"gracePeriodSeconds": 0})
+        while True:
+            seen, uid = await asyncio.wait_for(added.get(), timeout=30)
+            if uid == meta["labels"]["serving.sluice.dev/service-uid"]:
+                times.append((seen - start) * 1000)
+                break
+    listener.cancel()
+    return times
+
+
+async def run(bed: ApiOnly, workdir: Path, *, large: bool = True) -> None:
+    """Record the group; the API server and the CRDs are there already."""
+    figures = Recorder("reconcile")
+    async with BareClient(bed.kubeconfig) as api:
+        with OperatorProcess(bed.kubeconfig, workdir) as operator:
+            await converge(api, "warm", 5)  # first use of every code path and connection
+            took, objects = await converge(api, "small", 200)
+            figures.record("converge.200x4_s", took)
+            pods = await services.engine_pods(api, "small")
+            figures.record("converge.duplicate_pods", services.duplicates(pods, REPLICAS))
+            figures.record("converge.vs_bare_create", took / await bare_create(api, "small"))
+            times = await replace(api, "small", seed=1)
+            figures.record("replace.p50_ms", quantiles(times, n=100)[49])
+            figures.record("replace.p99_ms", quantiles(times, n=100)[98])
+            if large:
+                await _remove(api, "small", objects)
+                await _remove_namespaces(api, "baresmall-")
+                large_s, _ = await converge(api, "large", 1000)
+                figures.record("converge.1000x4_s", large_s)
+                figures.record("converge.1000_vs_200_per_service", (large_s / 1000) / (took / 200))
+                figures.record("operator.rss_mb_4000_pods", operator.rss_mb())
+    figures.write()
+
+
+async def _remove(api: BareClient, prefix: str, objects: list[Object]) -> None:
+    await at_once(8, [partial(api.call, "DELETE", services.service_path(o)) for o in objects])
+
+    async def gone() -> bool:
+        return not await services.engine_pods(api, prefix)
+
+    await until(f"pods of {prefix} gone", gone, deadline_s=300, every_s=0.5)
+
+
+async def _remove_namespaces(api: BareClient, prefix: str) -> None:
+    for namespace in await api.items("/api/v1/namespaces"):
+        if namespace["metadata"]["name"].startswith(prefix):
+            await api.call("DELETE", f"/api/v1/namespaces/{namespace['metadata']['name']}")
+
+    async def gone() -> bool:
+        names = [n["metadata"]["name"] for n in await api.items("/api/v1/namespaces")]
+        return not any(n.startswith(prefix) for n in names)
+
+    await until(f"namespaces {prefix} gone", gone, deadline_s=300, every_s=1)

@@ -1,0 +1,1 @@
+"""`make demo`: from nothing to streamed tokens, with the commands that a user would type."""

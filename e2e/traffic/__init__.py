@@ -1,0 +1,1 @@
+"""OpenAI traffic that counts what became of every request; see `driver`."""
