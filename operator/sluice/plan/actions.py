@@ -25,7 +25,12 @@ class ObjectRef:
 
 @dataclass(frozen=True, slots=True)
 class PutWorkers:
-    """Send the whole wanted list to one router pod's sidecar."""
+    """Send the whole wanted list to one router pod's sidecar.
+
+    A failure, also a transient one, stops only this action (its scope is that router): a router that can't be
+    reached must not keep a lost instance from being replaced. Nothing is deleted on the strength of a PUT: the plan
+    waits until the routers' own words say that they let go.
+    """
 
     router: ObjectRef
     ip: str

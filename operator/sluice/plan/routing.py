@@ -1,0 +1,195 @@
+"""The wanted worker list of each router, and what the routers' own words prove.
+
+Invariants:
+- Listed is only who answered a real inference in the engine run that is named in the list (D14), and whoever was
+  listed before and has gone silent. Nobody is listed who drains, terminates, failed or is lost.
+- Serving = every live router shows the worker ready. Unrouted = no router can still send it a request.
+- A router that says nothing proves nothing, unless its pod is not ready or terminating (it then gets no new requests).
+- No list is sent to a router before it was heard: a fresh operator must not empty routers by ignorance.
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from sluice.api import names
+from sluice.api.conditions import Reason
+from sluice.api.router import RoutedWorker, RouterState, Worker, WorkerList, WorkerStatus
+from sluice.plan.actions import ObjectRef, PutWorkers
+from sluice.plan.engines.adapter import ENGINE_PORT
+from sluice.plan.health import SERVES, SILENT_S, Instance, InstancePhase, Verdict
+from sluice.plan.snapshot import PodFacts, ServiceSnapshot
+
+_MAY_GET_REQUESTS = frozenset({WorkerStatus.READY, WorkerStatus.PENDING, WorkerStatus.NOT_READY})
+"""smg states from which a worker has requests sent to it, now or when its next health check passes."""
+_NOT_IN_SMG = frozenset({WorkerStatus.WITHHELD, WorkerStatus.ABSENT})
+
+
+@dataclass(frozen=True, slots=True)
+class RouterView:
+    """One router pod."""
+
+    pod: PodFacts
+    last: RouterState | None
+    """Its last word, however old."""
+    is_fresh: bool
+
+    @property
+    def takes_requests(self) -> bool:
+        """New requests reach it through the Service."""
+        return self.pod.ready and self.pod.deletion_at is None and self.pod.phase not in ("Failed", "Succeeded")
+
+    @property
+    def speaks(self) -> bool:
+        """Its word about smg counts now."""
+        return self.is_fresh and self.last is not None and self.last.smg_reachable
+
+    def entry(self, instance: Instance) -> RoutedWorker | None:
+        if self.last is None:
+            return None
+        return next((w for w in self.last.workers if w.id == instance.name), None)
+
+
+def router_views(snapshot: ServiceSnapshot) -> tuple[RouterView, ...]:
+    views = []
+    for pod in snapshot.pods:
+        if pod.component == names.COMPONENT_ROUTER:
+            facts = snapshot.routers.get(pod.uid)
+            views.append(RouterView(pod, facts.state if facts else None, facts is not None and facts.age_s <= SILENT_S))
+    return tuple(views)
+
+
+def confirmed(instances: Iterable[Instance], routers: Sequence[RouterView]) -> tuple[Instance, ...]:
+    """The instances with their phase as the routers see it: Serving only when all live routers list them."""
+    return tuple(_confirmed(instance, routers) for instance in instances)
+
+
+def _confirmed(instance: Instance, routers: Sequence[RouterView]) -> Instance:
+    if instance.verdict is Verdict.UNROUTE:
+        return instance
+    live = [router for router in routers if router.takes_requests]
+    if live and all(_lists(router, instance) for router in live):
+        if instance.reason is Reason.ROUTERS_STARTING:
+            return replace(instance, phase=InstancePhase.SERVING, reason=Reason.SERVING, message=SERVES)
+        return replace(instance, phase=InstancePhase.SERVING) if instance.verdict is Verdict.ROUTE else instance
+    if instance.phase is InstancePhase.SERVING:
+        return replace(instance, phase=InstancePhase.VERIFYING)
+    return instance
+
+
+def _lists(router: RouterView, instance: Instance) -> bool:
+    """True if the router sends requests to this engine run; a router that says nothing changes nothing."""
+    if not router.speaks:
+        return instance.pod.gate
+    entry = router.entry(instance)
+    if entry is None or entry.status is not WorkerStatus.READY:
+        return False
+    return instance.state is None or entry.engine_id == instance.state.engine_id
+
+
+def is_unrouted(instance: Instance, routers: Sequence[RouterView]) -> bool:
+    """No router can still send the instance a new request."""
+    return all(_has_let_go(router, instance) for router in routers)
+
+
+def _has_let_go(router: RouterView, instance: Instance) -> bool:
+    if not router.speaks:
+        return not router.takes_requests
+    state = router.last
+    if state is None:
+        return False
+    if state.wanted is not None and any(worker.id == instance.name for worker in state.wanted.workers):
+        return False
+    urls = {f"http://{_host(instance.pod.ip)}:{ENGINE_PORT}"} if instance.pod.ip else set()
+    return not any((w.id == instance.name or w.url in urls) and w.status in _MAY_GET_REQUESTS for w in state.workers)
+
+
+def wanted_workers(
+    instances: Iterable[Instance], routers: Sequence[RouterView], models: Mapping[str, str]
+) -> tuple[Worker, ...]:
+    """Who should be listed, by name; a silent one as some router last had it.
+
+    `models`: revision to served model name (a rollout may change it). Of a revision that is not stored any more the
+    name is taken from what a router holds; without that the instance can't be listed.
+    """
+    known: dict[str, Worker] = {}
+    for router in sorted(routers, key=lambda r: r.is_fresh):
+        if router.last is not None and router.last.wanted is not None:
+            known.update({worker.id: worker for worker in router.last.wanted.workers})
+    listed = {}
+    for instance in instances:
+        before = known.get(instance.name)
+        model = models.get(instance.pod.revision) or (before.model if before else "")
+        if instance.verdict is Verdict.ROUTE and model:
+            listed[instance.name] = _worker(instance, model)
+        elif instance.verdict is Verdict.HOLD and before is not None:
+            listed[instance.name] = before
+    return tuple(listed[name] for name in sorted(listed))
+
+
+def _worker(instance: Instance, model: str) -> Worker:
+    host = _host(instance.pod.ip)
+    engine_id = instance.state.engine_id if instance.state else None
+    if not engine_id:
+        raise AssertionError(f"{instance.name}: routed without the identity of its engine run")
+    return Worker(
+        id=instance.name,
+        url=f"http://{host}:{ENGINE_PORT}",
+        role=instance.pod.role,
+        agent_url=f"http://{host}:{names.PORT_AGENT}",
+        engine_id=engine_id,
+        model=model,
+    )
+
+
+def put_lists(
+    routers: Sequence[RouterView],
+    workers: Sequence[Worker],
+    *,
+    is_ignorant: bool,
+    is_open: bool = True,
+) -> tuple[PutWorkers, ...]:
+    """Lists for the routers that hold another one.
+
+    `is_ignorant`: a routed instance is silent and no router could say how it was listed. An empty list then is no
+    statement, so none is sent.
+    """
+    actions = []
+    for router in routers:
+        pod, state = router.pod, router.last
+        if (
+            state is None
+            or not pod.ip
+            or pod.phase != "Running"
+            or (pod.deletion_at is not None and not router.is_fresh)
+        ):
+            continue
+        mine = _without_reused_addresses(workers, state)
+        if not mine and is_ignorant:
+            continue
+        wanted = worker_list(mine, is_open=is_open)
+        if state.generation != wanted.generation:
+            ref = ObjectRef("Pod", pod.namespace, pod.name, pod.uid)
+            actions.append(PutWorkers(ref, pod.ip, wanted, scope=f"router/{pod.name}"))
+    return tuple(actions)
+
+
+def worker_list(workers: Sequence[Worker], *, is_open: bool = True) -> WorkerList:
+    """The list with the digest of its content as generation."""
+    content = [worker.model_dump(mode="json") for worker in workers]
+    generation = names.short_hash(json.dumps([is_open, content], sort_keys=True), length=16)
+    return WorkerList(generation=generation, open=is_open, workers=list(workers))
+
+
+def _without_reused_addresses(workers: Sequence[Worker], state: RouterState) -> tuple[Worker, ...]:
+    """A worker whose address this router still has under another instance waits until that one is gone (some 5 s):
+    smg would take it for the old one."""
+    holders: dict[str, set[str]] = {}
+    for routed in state.workers:
+        if routed.status not in _NOT_IN_SMG:
+            holders.setdefault(routed.url, set()).add(routed.id)
+    return tuple(w for w in workers if not holders.get(w.url, set()) - {w.id})
+
+
+def _host(ip: str) -> str:
+    return f"[{ip}]" if ":" in ip else ip

@@ -1,0 +1,30 @@
+"""Which instances leave when there are more than wanted.
+
+Whoever can't serve yet goes before anyone who serves (S023), and of those who serve the one with the least to finish.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A live instance of a pool, as scaling and rollout see it."""
+
+    name: str
+    index: int
+    is_new: bool
+    """On the pool's target revision."""
+    is_serving: bool
+    in_flight: int | None
+    """Requests in the engine; None (unknown) counts as the most, never as none."""
+
+
+def victims(members: Sequence[Member], excess: int) -> tuple[Member, ...]:
+    """The `excess` members to let go, none if `excess` <= 0; the same members give the same answer in any order."""
+    return tuple(sorted(members, key=_cost)[: max(0, excess)])
+
+
+def _cost(member: Member) -> tuple[bool, bool, float, int, str]:
+    busy = float("inf") if member.in_flight is None else float(member.in_flight)
+    return member.is_serving, member.is_new, busy, -member.index, member.name
