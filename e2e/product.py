@@ -1,9 +1,13 @@
 """Sluice on a local bed: images, charts and services, for the end-to-end suites and measurements."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
+import threading
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -50,6 +54,28 @@ def install_crds(api: Any, directory: Path = ROOT / "crds") -> None:
     until("CRDs served", lambda: all(is_served(plural) for plural in PLURALS), 30)
 
 
+def fetch(bed: LocalBed, url: str, *, method: str = "GET", body: Any = None) -> str:
+    """One HTTP request from inside the bed's network; the answer's text."""
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(url, data=data, method=method, headers={"Content-Type": "application/json"})
+    with bed.in_network(), urllib.request.urlopen(request, timeout=10) as answer:
+        text: str = answer.read().decode()
+        return text
+
+
+def kill_container(pod: Object, container: str) -> None:
+    """SIGKILL to the processes of one container of a pod on the local bed, found by its ID in their control groups."""
+    statuses = [*pod["status"].get("containerStatuses", []), *pod["status"].get("initContainerStatuses", [])]
+    container_id = next(c["containerID"] for c in statuses if c["name"] == container).rsplit("/", 1)[1]
+    for entry in Path("/proc").glob("[0-9]*/cgroup"):
+        try:
+            inside = container_id in entry.read_text()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if inside:
+            os.kill(int(entry.parent.name), signal.SIGKILL)
+
+
 @dataclass(frozen=True, slots=True)
 class Product:
     """Sluice, installed by Helm with the images of this checkout."""
@@ -66,7 +92,7 @@ class Product:
 
     def scale_operator(self, replicas: int) -> None:
         """Set the operator's size and wait until its pods are as many."""
-        path = f"/apis/apps/v1/namespaces/{SYSTEM}/deployments/sluice"
+        path = f"/apis/apps/v1/namespaces/{SYSTEM}/deployments/sluice-operator"
         self.bed.api.patch(path, {"spec": {"replicas": replicas}}, content_type=MERGE)
 
         def settled() -> bool:
@@ -163,15 +189,34 @@ class Traffic:
 
     def __init__(self, process: "subprocess.Popen[str]") -> None:
         self._process = process
+        self._last = "0"
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
         self.result: Object = {}
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self._last = line
+
+    @property
+    def ended(self) -> int:
+        """Requests that were answered or lost so far."""
+        return int(self.result["sent"] if self.result else self._last)
+
+    def wait_for(self, more: int, deadline_s: float = 300) -> None:
+        """Until so many more requests have ended."""
+        wanted = self.ended + more
+        until(f"{more} more requests", lambda: self.ended >= wanted, deadline_s)
 
     def stop(self) -> None:
         """No new requests; those in flight end, then the result is there."""
         if self.result:
             return
         self._process.terminate()
-        output, _ = self._process.communicate(timeout=180)
-        self.result = json.loads(output)
+        self._process.wait(timeout=180)
+        self._reader.join(timeout=10)
+        self.result = json.loads(self._last)
 
     @property
     def lost(self) -> int:

@@ -329,7 +329,7 @@ class LocalBed:
         for resource in ("pods", "events"):
             try:
                 (to / f"{resource}.json").write_text(json.dumps(self.api.get(f"/api/v1/{resource}"), indent=1))
-            except OSError as error:
+            except (OSError, BedError) as error:
                 (to / f"{resource}.json").write_text(f"API server: {error}\n")
 
     def close(self) -> None:

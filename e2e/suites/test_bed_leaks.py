@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from e2e.bed.cgroups import Cgroups, hierarchies, is_v2
 from e2e.bed.cluster import Cap, require
 from e2e.bed.errors import BedError
 from e2e.bed.existing import find_kubectl
+from e2e.bed.images import REPOSITORY
 from e2e.bed.local import LocalBed
 from e2e.bed.node import PAUSE_IMAGE
 from e2e.bed.process import kill_quietly, wait_for
@@ -161,3 +163,23 @@ def test_api_level_bed_leaves_nothing_and_a_sweep_spares_the_living() -> None:
             bed.api.create("/api/v1/nodes", {"metadata": {"name": "fake-0"}})
     assert not directory.exists()
     assert [pid for pid in daemons if Path(f"/proc/{pid}").exists()] == []
+
+
+def test_killed_api_level_bed_takes_its_daemons_along_and_the_next_one_removes_the_rest() -> None:
+    script = (
+        "from e2e.bed.api_only import ApiOnly\n"
+        "bed = ApiOnly()\n"
+        "print(bed.state, *(daemon.process.pid for daemon in bed.plane.daemons.values()), flush=True)\n"
+        "input()\n"
+    )
+    command = [sys.executable, "-c", script]
+    with subprocess.Popen(command, cwd=REPOSITORY, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        directory, *pids = child.stdout.readline().split()
+        processes = {int(pid): _start_time(int(pid)) for pid in pids}
+        assert len(_survivors(processes)) == 4
+        child.kill()
+    wait_for("its daemons ended", lambda: not _survivors(processes), 10.0)
+    assert Path(directory).exists()
+    sweep_api_beds()  # the first thing that the next bed does
+    assert not Path(directory).exists()

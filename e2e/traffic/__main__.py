@@ -1,18 +1,25 @@
-"""Command line of the traffic driver: one JSON line at the end."""
+"""Command line of the traffic driver: a number while it runs, one JSON line at the end."""
 
 import argparse
 import asyncio
 import json
 import signal
 
-from e2e.traffic.driver import Load, run
+from e2e.traffic.driver import Load, Tally, run
+
+TELL_EVERY_S = 0.5
 
 
 async def _main(load: Load) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    print(json.dumps((await run(load, stop)).as_dict()), flush=True)
+    tally = Tally()
+    driving = asyncio.create_task(run(load, stop, tally))
+    while not (await asyncio.wait([driving], timeout=TELL_EVERY_S))[0]:
+        print(tally.ended, flush=True)
+    driving.result()
+    print(json.dumps(tally.as_dict()), flush=True)
 
 
 def main() -> None:

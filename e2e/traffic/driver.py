@@ -4,7 +4,8 @@ A run has a bounded number of requests in flight and ends after a count or a tim
 *complete* only if the engine finished it with exactly the tokens asked for and no error event came (smg ends a
 broken stream with an error event, then `[DONE]` and HTTP 200). Everything else is counted by what was seen.
 
-`python -m e2e.traffic --url … --model … --count … [--seconds …]` prints one JSON line; SIGTERM ends it early.
+`python -m e2e.traffic --url … --model … --count … [--seconds …]` prints how many requests have ended, twice a second,
+and one JSON line at the end; SIGTERM ends it early.
 """
 
 import asyncio
@@ -57,6 +58,10 @@ class Tally:
     """The first 20 that were not complete, with the time since the start."""
 
     @property
+    def ended(self) -> int:
+        return sum(self.verdicts.values())
+
+    @property
     def lost(self) -> int:
         return self.sent - self.verdicts[Verdict.COMPLETE]
 
@@ -79,9 +84,12 @@ def _percentile(values: list[float], percent: int) -> float | None:
     return round(ordered[min(len(ordered) - 1, len(ordered) * percent // 100)], 4)
 
 
-async def run(load: Load, stop: asyncio.Event) -> Tally:
-    """Drive the load until the count, the time or `stop`; requests in flight are always finished."""
-    tally = Tally()
+async def run(load: Load, stop: asyncio.Event, tally: Tally | None = None) -> Tally:
+    """Drive the load until the count, the time or `stop`; requests in flight are always finished.
+
+    `tally` may be given to watch it grow.
+    """
+    tally = tally or Tally()
     started = time.monotonic()
     draw = random.Random(load.seed)
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=5, sock_read=load.idle_timeout_s)

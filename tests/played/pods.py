@@ -74,15 +74,15 @@ def _has_ended(pod: Object, world: World, now: float) -> bool:
     return engine.in_flight == 0 or now >= _epoch(meta["deletionTimestamp"])
 
 
-def _is_ready(program: PlayedEngine | PlayedRouter, now: float) -> bool:
+def _is_ready(program: PlayedEngine | PlayedRouter, world: World, now: float) -> bool:
     """What the containers' readiness probes say."""
     if isinstance(program, PlayedRouter):
-        return program.is_open()
+        return world.is_open(program, now)
     return now >= program.started_at + program.load_s
 
 
 def _report(pod: Object, program: PlayedEngine | PlayedRouter, world: World, now: float) -> Object:
-    ready = _is_ready(program, now)
+    ready = _is_ready(program, world, now)
     gates = [g["conditionType"] for g in pod["spec"].get("readinessGates") or []]
     present = {c["type"]: c["status"] for c in (pod.get("status") or {}).get("conditions") or []}
     open_gates = all(present.get(gate) == "True" for gate in gates)

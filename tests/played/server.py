@@ -130,7 +130,7 @@ class PlayedServer:
             return web.json_response({"error": str(error)}, status=400)
         with self.world.lock:
             router.tokens.append(token)
-            router.put(wanted)
+            router.put(wanted, self.world.clock())
             state = self.world.router_state(router, self.world.clock())
         self.world.changed()
         return web.json_response(text=state.model_dump_json(by_alias=True))

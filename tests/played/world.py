@@ -134,12 +134,11 @@ class PlayedRouter:
     tokens: list[str] = field(default_factory=list)
     """Authorization headers of the PUTs."""
 
-    def put(self, wanted: WorkerList) -> None:
-        self.wanted = wanted
-        self.puts += 1
+    wanted_at: float | None = None
 
-    def is_open(self) -> bool:
-        return self.wanted is not None and self.wanted.open
+    def put(self, wanted: WorkerList, now: float) -> None:
+        self.wanted, self.wanted_at = wanted, now
+        self.puts += 1
 
 
 @dataclass(eq=False)
@@ -209,11 +208,16 @@ class World:
         wanted = router.wanted
         return RouterState(
             generation=wanted.generation if wanted else None,
-            open=router.is_open(),
+            open=wanted is None or wanted.open,
             smg_reachable=True,
             workers=[self._routed(worker, now) for worker in wanted.workers] if wanted else [],
             wanted=wanted,
+            wanted_at=router.wanted_at,
         )
+
+    def is_open(self, router: PlayedRouter, now: float) -> bool:
+        """The router's readiness probe: it may get requests, and has a worker to send them to."""
+        return router.wanted is not None and router.wanted.open and bool(self.routed_urls(router, now))
 
     def routed_urls(self, router: PlayedRouter, now: float) -> set[str]:
         """Base addresses that the router would send a request to."""

@@ -168,6 +168,6 @@ class SimSender:
         played = self._world.at(ip)
         if not isinstance(played, PlayedRouter) or played.silent:
             raise RouterUnreachable(f"router {router.namespace}/{router.name}: nobody answers at {ip}")
-        played.put(workers)
+        played.put(workers, self._world.clock())
         self._after(attempt)
         self._heard(router.uid, self._world.router_state(played, self._world.clock()))

@@ -345,7 +345,7 @@ class Storm:
             and all(sim.is_available(pod) for pod in pods)
             and len(revisions) <= 1
             and len(routers) == service["spec"]["routing"]["replicas"]
-            and all(is_ready(router) for router in routers)
+            and all(is_ready(router) or not desired for router in routers)
             and sim.condition("Ready").get("status") == "True"
             and sim.condition("RolloutComplete").get("status") == "True"
             and not any(is_leaving(pod) for pod in pods)

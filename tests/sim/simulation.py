@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from sluice.api import names
+from sluice.api.agent import EnginePhase
 from sluice.api.config import OperatorConfig
 from sluice.runtime import kinds
 from tests.fakeapi import collector, crds
@@ -200,6 +201,8 @@ class Simulation:
             return False
         engine = self.world.at(self.rng.choice(urls).removeprefix("http://").partition(":")[0])
         assert isinstance(engine, PlayedEngine)
+        if engine.phase(self.now) is EnginePhase.LOADING:
+            return False  # the process was restarted a moment ago: connection refused, the router tries another
         engine.in_flight += 1
         return True
 

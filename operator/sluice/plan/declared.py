@@ -11,7 +11,7 @@ version changes no revision of an object that does not use it.
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from sluice.api import names
 from sluice.api.base import ApiModel
@@ -33,6 +33,9 @@ from sluice.api.v1alpha1 import (
     parse_profile_lenient,
 )
 from sluice.plan.snapshot import ServiceSnapshot
+
+MAX_INSTANCES: Final = 900
+"""Of one service; leaves room for surges below the longest list that a router's sidecar takes (`MAX_WORKERS`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +106,12 @@ def declare(snapshot: ServiceSnapshot) -> Desired | Refused:
     double = sorted({name for name in seen if seen.count(name) > 1})
     if double:
         return Refused(f"spec.pools: the name {double[0]!r} stands there more than once; pool names are unique")
+    total = sum(pool.replicas for pool in spec.pools)
+    if total > MAX_INSTANCES:
+        return Refused(
+            f"spec.pools: {total} instances in all; the routers of one service hold at most {MAX_INSTANCES}: "
+            "lower replicas, or split the service"
+        )
     refusals: list[Refused] = []
     pools = []
     for number, pool in enumerate(spec.pools):

@@ -164,7 +164,9 @@ def _plan_size(view: ServiceView, pool: PoolView, draft: _Draft) -> None:
 
 def _step(view: ServiceView, pool: PoolView) -> tuple[Step, Revision | None]:
     """The pool's next step and the revision that new instances are built from."""
-    members = [Member(i.name, i.pod.index, pool.is_updated(i), i.is_serving, i.in_flight) for i in pool.live]
+    members = [
+        Member(i.name, i.pod.index, pool.is_updated(i), i.is_serving, _may_serve(i), i.in_flight) for i in pool.live
+    ]
     if view.desired is None or pool.declared is None:
         others = [other for other in view.pools if other.declared is not None]
         return removed_step(members, all(other.serving >= other.desired for other in others)), None
@@ -175,6 +177,10 @@ def _step(view: ServiceView, pool: PoolView) -> tuple[Step, Revision | None]:
         return held_step(members, budget), pool.current
     leaving = sum(_holds_surge(i, view.now) for i in pool.instances)
     return next_step(members, leaving, budget), pool.target
+
+
+def _may_serve(instance: Instance) -> bool:
+    return instance.is_serving or (instance.pod.gate and instance.verdict is not Verdict.UNROUTE)
 
 
 def _holds_surge(instance: Instance, now: float) -> bool:
@@ -283,6 +289,6 @@ def _create(view: ServiceView, revision: Revision, index: int, epoch: int) -> Cr
 def _rollout_events(view: ServiceView) -> Iterator[Event]:
     """Said once: status notes that the target served in full, and is written after this."""
     for pool in view.pools:
-        if pool.declared and pool.target and pool.is_rolled_out and not pool.was_complete:
+        if pool.desired and pool.target and pool.is_rolled_out and not pool.was_complete:
             note = f"Pool {pool.name}: all {pool.desired} instances serve on revision {pool.target.id}"
             yield Event(str(ConditionType.ROLLOUT_COMPLETE), note, action="Rollout")

@@ -2,7 +2,7 @@
 
 Stateless: the same observation gives the same step, so a restart or a third edit in a row loses nothing (S024).
 One budget over all revisions (D6): an available instance may leave only while
-`available - 1 >= desired - max_unavailable`. A superseded instance that does not serve costs nothing and goes first.
+`available - 1 >= desired - max_unavailable`. A superseded instance that can't serve costs nothing and goes first.
 """
 
 from collections.abc import Sequence
@@ -44,11 +44,11 @@ def next_step(members: Sequence[Member], leaving: int, budget: Budget) -> Step:
     """
     old = [m for m in members if not m.is_new]
     new = [m for m in members if m.is_new]
-    idle_old = [m for m in old if not m.is_serving]
+    idle_old = [m for m in old if not m.may_serve]
     surplus = victims(new, len(new) - budget.desired)
     available = sum(m.is_serving for m in members) - sum(m.is_serving for m in surplus)
     room = available - max(0, budget.desired - budget.max_unavailable)
-    busy_old = victims([m for m in old if m.is_serving], room)
+    busy_old = victims([m for m in old if m.may_serve], room)
 
     superseded = len(idle_old) + len(busy_old)
     kept_new = len(new) - len(surplus)
@@ -81,5 +81,5 @@ def removed_step(members: Sequence[Member], others_serve: bool) -> Step:
     """The step of a pool that is no longer declared: nobody new; whoever serves stays until the other pools do."""
     return Step(
         create=0,
-        leave=tuple(Leave(m.name, Reason.SCALE_IN) for m in members if others_serve or not m.is_serving),
+        leave=tuple(Leave(m.name, Reason.SCALE_IN) for m in members if others_serve or not m.may_serve),
     )

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from sluice.api import names
 from sluice.api.conditions import Reason
-from sluice.api.router import RoutedWorker, RouterState, Worker, WorkerList, WorkerStatus
+from sluice.api.router import MAX_WORKERS, RoutedWorker, RouterState, Worker, WorkerList, WorkerStatus
 from sluice.plan.actions import ObjectRef, PutWorkers
 from sluice.plan.engines.adapter import ENGINE_PORT
 from sluice.plan.health import SERVES, SILENT_S, Instance, InstancePhase, Verdict
@@ -164,7 +164,7 @@ def put_lists(
             or (pod.deletion_at is not None and not router.is_fresh)
         ):
             continue
-        mine = _without_reused_addresses(workers, state)
+        mine = _without_reused_addresses(workers, state)[:MAX_WORKERS]
         if not mine and is_ignorant:
             continue
         wanted = worker_list(mine, is_open=is_open)

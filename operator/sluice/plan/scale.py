@@ -16,6 +16,10 @@ class Member:
     is_new: bool
     """On the pool's target revision."""
     is_serving: bool
+    """Available: every router lists it."""
+    may_serve: bool
+    """Serves, or did a moment ago and only a router's word is missing: a router that restarts must not make healthy
+    instances look expendable."""
     in_flight: int | None
     """Requests in the engine; None (unknown) counts as the most, never as none."""
 
@@ -27,4 +31,4 @@ def victims(members: Sequence[Member], excess: int) -> tuple[Member, ...]:
 
 def _cost(member: Member) -> tuple[bool, bool, float, int, str]:
     busy = float("inf") if member.in_flight is None else float(member.in_flight)
-    return member.is_serving, member.is_new, busy, -member.index, member.name
+    return member.may_serve, member.is_new, busy, -member.index, member.name

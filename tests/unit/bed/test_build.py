@@ -22,7 +22,7 @@ def test_every_family_has_a_module_and_kubernetes_says_its_version() -> None:
     for family in build.FAMILIES.values():
         assert (build.TOOLS / family.name / "go.mod").exists()
     module = (build.TOOLS / "k8s" / "go.mod").read_text()
-    assert f"k8s.io/kubernetes {build.KUBERNETES_VERSION}\n" in module
+    assert f"k8s.io/kubernetes {build.KUBERNETES_VERSION}" in module
     assert f"gitVersion={build.KUBERNETES_VERSION}" in build.FAMILIES["k8s"].ldflags
 
 

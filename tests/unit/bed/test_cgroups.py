@@ -1,4 +1,4 @@
-"""The bed's control groups on a made-up v1 tree: every hierarchy gets every path, cpusets are filled from the parent."""
+"""The bed's control groups on a made-up v1 tree: every hierarchy gets every path."""
 
 from pathlib import Path
 

@@ -82,7 +82,7 @@ def test_s057_every_signal_has_a_metric_and_renamed_ones_keep_their_old_name(kin
 
 
 @pytest.mark.parametrize(
-    "uri", ["hf://org/model", "pvc://", "pvc://claim/../other", "pvc://claim/a/..", "pvc://Claim/x", "s3://b/k"]
+    "uri", ["hf://org/model", "pvc://claim/../other", "pvc://claim/a/..", "pvc://Claim/x", "s3://b/k"]
 )
 def test_vllm_takes_claims_only(uri: str) -> None:
     [complaint] = complaints(declaration(uri=uri))

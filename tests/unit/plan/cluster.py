@@ -84,7 +84,7 @@ class Cluster:
             profiles=self.profiles,
             nodes={name: node_facts(node) for name, node in self.nodes.items()},
             agents={p.uid: AgentFacts(*word) for p in pods if (word := self._agent(p.name)) is not None},
-            routers={p.uid: RouterFacts(*word) for p in pods if (word := self._router(p.name)) is not None},
+            routers={p.uid: RouterFacts(*said) for p in pods if (said := self._router(p.name)) is not None},
             config=self.config,
             signing_keys='{"keys":[]}',
         )

@@ -47,7 +47,8 @@ OPTIONAL = [p for p in _paths(BASE) if p and p not in REQUIRED and isinstance(p[
 
 def _changed(path: tuple[Any, ...], value: Any) -> dict[str, Any]:
     """BASE with the field at `path` replaced, or left out if the value is `...`."""
-    return _copy(BASE, path, value)
+    changed: dict[str, Any] = _copy(BASE, path, value)
+    return changed
 
 
 def _copy(node: Any, path: tuple[Any, ...], value: Any) -> Any:
@@ -186,6 +187,7 @@ def test_unreadable_profiles_prove_nothing() -> None:
         ({}, "spec.model"),
         ({"model": {"uri": 3}}, "spec.model.uri"),
         ({"model": {"uri": "sim://x"}, "pools": [{"replicas": "x"}]}, "spec.pools[0].replicas"),
+        ({"model": {"uri": "sim://x"}, "pools": [{"name": "a", "replicas": 901}]}, "901 instances"),
         ({"model": {"uri": "sim://x"}, "pools": [{"name": "a"}, {"name": "a"}]}, "'a'"),
     ],
 )

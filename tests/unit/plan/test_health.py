@@ -60,7 +60,7 @@ def waiting(reason: str, message: str) -> dict[str, Any]:
 
 
 READY = says(EnginePhase.READY)
-LEFT = {"annotations": {names.ANNOTATION_DRAIN_STARTED_AT: format_time(NOW), names.ANNOTATION_DRAIN_REASON: "ScaleIn"}}
+LEFT = {names.ANNOTATION_DRAIN_STARTED_AT: format_time(NOW), names.ANNOTATION_DRAIN_REASON: "ScaleIn"}
 
 TABLE: list[tuple[str, Instance, tuple[str, str, str]]] = [
     ("verified", judge(a_pod(), READY), ("Verifying", "RoutersStarting", "Route")),
@@ -125,7 +125,7 @@ TABLE: list[tuple[str, Instance, tuple[str, str, str]]] = [
         judge(a_pod(gate=True, deletionTimestamp=format_time(NOW)), READY),
         ("Terminating", "ExternalDelete", "Unroute"),
     ),
-    ("drains", judge(a_pod(gate=True, **LEFT), READY), ("Draining", "ScaleIn", "Unroute")),
+    ("drains", judge(a_pod(gate=True, annotations=LEFT), READY), ("Draining", "ScaleIn", "Unroute")),
     ("node lost", judge(a_pod(gate=True), None, node="Unknown"), ("Failed", "NodeLost", "Unroute")),
     (
         "node sick, engine answers",

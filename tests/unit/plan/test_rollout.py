@@ -20,24 +20,32 @@ budgets = st.builds(
 @st.composite
 def member_lists(draw: st.DrawFn) -> list[Member]:
     size = draw(st.integers(0, 8))
-    return [
-        Member(
-            name=f"i-{number}",
-            index=number,
-            is_new=draw(st.booleans()),
-            is_serving=draw(st.booleans()),
-            in_flight=draw(st.none() | st.integers(0, 9)),
+    members = []
+    for number in range(size):
+        serving = draw(st.booleans())
+        members.append(
+            Member(
+                name=f"i-{number}",
+                index=number,
+                is_new=draw(st.booleans()),
+                is_serving=serving,
+                may_serve=serving or draw(st.booleans()),
+                in_flight=draw(st.none() | st.integers(0, 9)),
+            )
         )
-        for number in range(size)
-    ]
+    return members
 
 
 def old(number: int, *, serving: bool = True) -> Member:
-    return Member(f"old-{number}", number, is_new=False, is_serving=serving, in_flight=0)
+    return Member(f"old-{number}", number, is_new=False, is_serving=serving, may_serve=serving, in_flight=0)
 
 
 def new(number: int, *, serving: bool = True, in_flight: int | None = 0) -> Member:
-    return Member(f"new-{number}", 10 + number, is_new=True, is_serving=serving, in_flight=in_flight)
+    return Member(f"new-{number}", 10 + number, is_new=True, is_serving=serving, may_serve=serving, in_flight=in_flight)
+
+
+def _started(member: Member, serves: bool) -> Member:
+    return replace(member, is_serving=serves, may_serve=serves)
 
 
 @settings(deadline=None)
@@ -93,11 +101,11 @@ def test_every_rollout_ends_with_exactly_the_desired_instances(start: int, budge
         step = next_step(members, leaving, budget)
         gone = {leave.name for leave in step.leave}
         leaving = sum(leave.reason is Reason.SUPERSEDED for leave in step.leave)
-        members = [m if m.is_serving else replace(m, is_serving=chance > 0) for m in members if m.name not in gone]
+        members = [m if m.is_serving else _started(m, chance > 0) for m in members if m.name not in gone]
         members += [new(made + n, serving=False) for n in range(step.create)]
         made += step.create
         assert len(members) <= max(start, budget.desired + budget.max_surge)
-    members = [replace(m, is_serving=True) for m in members]
+    members = [_started(m, True) for m in members]
     for _ in range(20):
         step = next_step(members, 0, budget)
         gone = {leave.name for leave in step.leave}
@@ -119,6 +127,11 @@ def test_s024_the_newest_of_three_edits_wins_and_the_budget_covers_all_revisions
 def test_s025_a_broken_old_instance_goes_before_one_that_serves() -> None:
     step = next_step([old(0), old(1, serving=False), new(0)], 0, Budget(2, max_surge=1, max_unavailable=0))
     assert [leave.name for leave in step.leave] == ["old-1"]
+
+
+def test_a_router_that_restarts_makes_no_healthy_instance_expendable() -> None:
+    unsure = [replace(old(number), is_serving=False) for number in range(3)]
+    assert next_step([*unsure, new(0)], 0, Budget(3, max_surge=1, max_unavailable=0)).leave == ()
 
 
 def test_a_surge_instance_that_does_not_serve_yet_lets_nobody_go() -> None:
@@ -160,6 +173,12 @@ def test_while_held_missing_instances_come_back_and_a_surge_under_way_stays() ->
     assert held_step([old(0)], budget).create == 1
     assert held_step([old(0), old(1), new(0)], budget).leave == ()
     assert len(held_step([old(0), old(1), old(2)], budget).leave) == 1
+
+
+def test_while_held_whoever_cannot_serve_leaves_before_an_old_one_that_does() -> None:
+    members = [old(0), old(1), new(0, serving=False), new(1, serving=False)]
+    step = held_step(members, Budget(1, max_surge=1, max_unavailable=0))
+    assert {leave.name for leave in step.leave} == {"new-0", "new-1"}
 
 
 def test_a_removed_pool_serves_on_until_the_other_pools_do() -> None:

@@ -153,6 +153,20 @@ def test_heartbeat_of_a_node_makes_nothing_dirty_but_its_readiness_does() -> Non
     assert store.apply("MODIFIED", a_node("n1", version=3, ready="Unknown")) == {KEY}
 
 
+def test_status_of_a_child_makes_nothing_dirty_but_its_spec_and_its_deletion_do() -> None:
+    def budget(version: int, minimum: int, healthy: int) -> Object:
+        status = {"currentHealthy": healthy}
+        spec = {"minAvailable": minimum}
+        return owned(an_object("PodDisruptionBudget", "b", version=version, spec=spec, status=status))
+
+    store = a_store(budget(1, 1, 0))
+    assert store.apply("MODIFIED", budget(2, 1, 1)) == set()
+    assert store.apply("MODIFIED", budget(3, 2, 1)) == {KEY}
+    leaving = budget(4, 2, 1)
+    leaving["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    assert store.apply("MODIFIED", leaving) == {KEY}
+
+
 def test_profile_makes_every_service_dirty_and_is_in_every_view() -> None:
     store = a_store()
     profile = an_object(names.PROFILE_KIND, "h100")
