@@ -66,14 +66,19 @@ class BareClient:
         found: list[Object] = (await self.call("GET", path)).get("items") or []
         return found
 
-    async def watch(self, path: str) -> AsyncIterator[tuple[str, Object]]:
-        """(type, object) from now on, until the caller stops reading."""
+    async def watch(self, path: str, *, metadata_only: bool = False) -> AsyncIterator[tuple[str, Object]]:
+        """(type, object) from now on, until the caller stops reading.
+
+        Nothing is polled: a LIST of 4,000 pods, again and again, would slow down what is measured.
+        """
         assert self._session is not None
         start = await self.call("GET", f"{path}{'&' if '?' in path else '?'}limit=1")
         version = start["metadata"]["resourceVersion"]
         url = f"{self.server}{path}{'&' if '?' in path else '?'}watch=true&resourceVersion={version}"
         timeout = aiohttp.ClientTimeout(total=None)
-        async with self._session.get(url, timeout=timeout) as stream:
+        partial = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
+        headers = {"Accept": partial if metadata_only else "application/json"}
+        async with self._session.get(url, timeout=timeout, headers=headers) as stream:
             buffer = b""
             async for chunk in stream.content.iter_any():
                 buffer += chunk

@@ -37,28 +37,47 @@ async def converge(api: BareClient, prefix: str, count: int) -> tuple[float, lis
     """Seconds from the first apply to convergence, and the services."""
     objects = services.fleet(prefix, count, REPLICAS)
     await services.make_namespaces(api, objects)
+    is_set_up = asyncio.Event()
+    done = asyncio.create_task(_convergence(api, prefix, count, is_set_up))
+    await is_set_up.wait()
     start = time.monotonic()
-    applying = asyncio.create_task(services.apply_all(api, objects))
-    await until(f"{count} services converged", partial(_converged, api, prefix, count), deadline_s=count * 0.5 + 60)
-    took = time.monotonic() - start
-    await applying
-    return took, objects
+    await services.apply_all(api, objects)
+    await asyncio.wait_for(done, timeout=count * 0.5 + 60)
+    return time.monotonic() - start, objects
 
 
-async def _converged(api: BareClient, prefix: str, count: int) -> bool:
-    found = [
-        s
-        for s in await api.items(f"{services.API}/inferenceservices")
-        if s["metadata"]["namespace"].startswith(f"{prefix}-")
-    ]
-    if len(found) < count or not all(_status_is_current(s) for s in found):
-        return False
-    return len(await services.engine_pods(api, prefix)) >= count * REPLICAS
+async def _convergence(api: BareClient, prefix: str, count: int, is_set_up: asyncio.Event) -> None:
+    """Until every pod was created and every service's status has seen its generation."""
+    current: set[str] = set()
+    pods: set[str] = set()
+    is_done = asyncio.Event()
 
+    def is_mine(obj: Object) -> bool:
+        return str(obj["metadata"].get("namespace", "")).startswith(f"{prefix}-")
 
-def _status_is_current(service: Object) -> bool:
-    status = service.get("status") or {}
-    return bool(status.get("observedGeneration") == service["metadata"]["generation"])
+    def check() -> None:
+        if len(current) >= count and len(pods) >= count * REPLICAS:
+            is_done.set()
+
+    async def follow_services() -> None:
+        async for _, service in api.watch(f"{services.API}/inferenceservices"):
+            status = service.get("status") or {}
+            if is_mine(service) and status.get("observedGeneration") == service["metadata"]["generation"]:
+                current.add(service["metadata"]["uid"])
+                check()
+
+    async def follow_pods() -> None:
+        async for kind, pod in api.watch(f"/api/v1/pods?{services.ENGINES}", metadata_only=True):
+            if kind == "ADDED" and is_mine(pod):
+                pods.add(pod["metadata"]["uid"])
+                check()
+
+    watches = [asyncio.create_task(follow_services()), asyncio.create_task(follow_pods())]
+    await asyncio.sleep(0.5)  # both watches are open; nothing is measured before
+    is_set_up.set()
+    await is_done.wait()
+    for watch in watches:
+        watch.cancel()
 
 
 async def children(api: BareClient, prefix: str) -> list[tuple[str, Object]]:

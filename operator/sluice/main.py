@@ -212,7 +212,7 @@ class Parts:
             compute_status=compute_status,
         )
         self.resync = Resync(client, self.store, watched, self.enqueue, namespaces=config.namespaces)
-        metrics.show(StateCollector(self.queue, self.store, self.resync.ages))
+        metrics.show(StateCollector(self.queue, self.store, self.recorder, self.resync.ages))
 
     def enqueue(self, keys: set[Key], lane: Lane) -> None:
         for key in keys:

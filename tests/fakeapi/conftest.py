@@ -1,6 +1,7 @@
 """Fixtures of the fake API server; `contract` is the fake side of the contract suite."""
 
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import pytest
 from kubernetes.aio.client import Configuration
@@ -9,7 +10,11 @@ from sluice.runtime import kube
 from tests.fakeapi import crds
 from tests.fakeapi.cluster import FakeCluster
 from tests.fakeapi.contract import Contract
+from tests.fakeapi.live import Stage
 from tests.fakeapi.server import FakeServer
+from tests.played.controllers import Machinery
+from tests.played.server import PlayedServer
+from tests.played.world import World
 
 
 @pytest.fixture
@@ -36,3 +41,22 @@ async def client(server: FakeServer) -> AsyncIterator[kube.Client]:
 @pytest.fixture
 def contract(client: kube.Client) -> Contract:
     return Contract(client, "t", is_real=False)
+
+
+@pytest.fixture(scope="session")
+def played() -> Iterator[World]:
+    """The one world of played pods that answers over HTTP (the ports are fixed, so there is only one)."""
+    world = World()
+    with PlayedServer(world):
+        yield world
+
+
+@pytest.fixture
+def stage(cluster: FakeCluster, server: FakeServer, played: World, tmp_path: Path) -> Iterator[Stage]:
+    """Everything that an operator needs to run for real against the fake."""
+    token = tmp_path / "token"
+    token.write_text("played")
+    played.load_s = 0.0
+    yield Stage(cluster, server, played, Machinery(cluster, played), token)
+    for uid in [*played.engines, *played.routers]:
+        played.stop(uid)

@@ -24,7 +24,7 @@ from tests.fakeapi.storage import Watch, WatchEvent
 START_TIMEOUT_S = 10.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Seen:
     """One HTTP request as it arrived, for contract tests on what clients send."""
 
@@ -34,7 +34,8 @@ class Seen:
     content_type: str
     user_agent: str
     authorization: str
-    code: int
+    code: int = 0
+    """HTTP status of the answer; 0 until it is given (a watch's comes at its end)."""
 
 
 @dataclass(eq=False, slots=True)
@@ -147,26 +148,22 @@ class FakeServer:
     # Requests
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
-        code = 500
+        seen = Seen(
+            request.method,
+            request.path,
+            dict(request.query),
+            request.content_type,
+            request.headers.get("User-Agent", ""),
+            request.headers.get("Authorization", ""),
+        )
+        self.seen.append(seen)
         try:
             response = await self._answer(request)
-            code = response.status
-            return response
         except ApiError as error:
-            code = error.code
+            seen.code = error.code
             return web.json_response(error.body(), status=error.code, headers=error.headers)
-        finally:
-            self.seen.append(
-                Seen(
-                    request.method,
-                    request.path,
-                    dict(request.query),
-                    request.content_type,
-                    request.headers.get("User-Agent", ""),
-                    request.headers.get("Authorization", ""),
-                    code,
-                )
-            )
+        seen.code = response.status
+        return response
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         if self.token and request.headers.get("Authorization") != f"Bearer {self.token}":

@@ -85,7 +85,8 @@ class PlayedServer:
         await runner.cleanup()
 
     def _asked(self, request: web.Request) -> PlayedEngine | PlayedRouter | None:
-        assert request.transport is not None
+        if request.transport is None:
+            return None  # the asker went away while we held the question
         return self.world.at(request.transport.get_extra_info("sockname")[0])
 
     async def _state(self, request: web.Request) -> web.Response:

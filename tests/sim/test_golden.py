@@ -1,4 +1,7 @@
-"""Readable logs of named scenarios: every write of the operator, in order. Change them with GOLDEN_UPDATE=1, read the diff."""
+"""Readable logs of named scenarios: every write of the operator, in order.
+
+They change only with GOLDEN_UPDATE=1 (`make golden`), and the diff is read.
+"""
 
 import os
 from collections.abc import Callable
@@ -6,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from sluice.api import names
 from tests.fakeapi.cluster import Options
 from tests.sim.simulation import NAMESPACE, Simulation
 
@@ -81,8 +83,7 @@ def test_log_is_the_golden_one(sim: Simulation, scenario: Callable[[Simulation],
 
 def _readable(line: str) -> str:
     """Without the digests of pod templates and revisions, which change with every builder."""
-    words = [word for word in line.split(" ")]
-    return " ".join(_without_digest(word) for word in words).rstrip()
+    return " ".join(_without_digest(word) for word in line.split(" ")).rstrip()
 
 
 def _without_digest(word: str) -> str:
@@ -92,4 +93,3 @@ def _without_digest(word: str) -> str:
 
 def test_every_golden_has_its_scenario() -> None:
     assert {p.stem for p in GOLDEN.glob("*.golden")} == {s.__name__ for s in SCENARIOS}
-    assert names.FIELD_MANAGER == "sluice"

@@ -150,8 +150,10 @@ def test_silent_agents_change_nothing(serving: Simulation) -> None:
 
 
 def test_silent_agents_survive_an_operator_restart(serving: Simulation) -> None:
-    for program in [*serving.world.engines.values(), *serving.world.routers.values()]:
-        program.silent = True
+    for engine in serving.world.engines.values():
+        engine.silent = True
+    for router in serving.world.routers.values():
+        router.silent = True
     before = pods(serving)
     serving.kill_operator()
     serving.start_operator()
@@ -167,7 +169,7 @@ def test_restarted_engine_is_unrouted_until_it_is_verified_again(serving: Simula
     assert engine is not None
     engine.load_s = 30.0
     engine.restart(serving.now)
-    serving.settle(until=lambda: serving.condition("Ready")["status"] == "False", within_s=60)
+    serving.settle(until=lambda: serving.condition("Reconciling")["status"] == "True", within_s=60)
     assert not serving.is_routed(pod)
     serving.settle()
     assert serving.is_available(pod)

@@ -1,7 +1,6 @@
 """The whole status of a service, computed from live facts in every pass; no status is ever built on.
 
-What kstatus, Flux and Argo CD read (crd.md of every such tool: Ready, Reconciling, Stalled, observedGeneration) follows
-one table:
+What kstatus, Flux and Argo CD read (Ready, Reconciling, Stalled, observedGeneration) follows one table:
 
 | situation | Ready | Reconciling | Stalled |
 |---|---|---|---|

@@ -108,8 +108,8 @@ class DisruptionRefused(KubeError):
 _SCHEMA_ERRORS: Final = ("field not declared in schema", "duplicate entries for key")
 """Server-side apply reports these as 500 although the body is wrong."""
 
-_UID_CONFLICTS: Final = ("uid mismatch", "UID in precondition")
-"""How the API server words a 409 about the UID (measured, 1.36): on apply to an absent name, on delete."""
+_UID_CONFLICTS: Final = ("uid mismatch", "UID in precondition", "UID in the precondition")
+"""How the API server words a 409 about the UID (1.36): on apply to an absent name; on delete, by two code paths."""
 
 
 def classify(

@@ -86,7 +86,7 @@ class Lease:
             if self._released:
                 return ""
             stalled = not self.held()  # after a long stall of the loop another may lead already
-            if await self.attempt() and not stalled:
+            if not stalled and await self.attempt():
                 continue
             if stalled or not self.held():
                 return f"not renewed for {RENEW_DEADLINE_S:.0f} s"
@@ -107,7 +107,7 @@ class Lease:
             async with asyncio.timeout(REQUEST_TIMEOUT_S):
                 await self._client.replace(LEASE, body)
         except (KubeError, TimeoutError) as error:
-            log.warning("could not release the Lease (it expires by itself): %s", error or "no answer in time")
+            log.warning("could not release the Lease (it expires by itself): %s", str(error) or "no answer in time")
 
     async def attempt(self) -> bool:
         """One try to get or renew; False if another holds it or the API server did not answer in time."""
@@ -116,11 +116,13 @@ class Lease:
 
     async def _attempt(self) -> bool:
         started = self._clock()  # the answer may be late: the term counts from before the request
+        # The last try before the deadline ends with it: we are gone before another may take over.
+        left = REQUEST_TIMEOUT_S if self._renewed_at is None else self._renewed_at + RENEW_DEADLINE_S - started
         try:
-            async with asyncio.timeout(REQUEST_TIMEOUT_S):
+            async with asyncio.timeout(min(REQUEST_TIMEOUT_S, max(left, 0.0))):
                 won = await self._get_or_renew()
         except (KubeError, TimeoutError) as error:
-            log.warning("Lease %s/%s: %s", self._namespace, self._name, error or "no answer in time")
+            log.warning("Lease %s/%s: %s", self._namespace, self._name, str(error) or "no answer in time")
             self._live = None
             return False
         if won:

@@ -14,6 +14,7 @@ from prometheus_client.registry import Collector
 
 from sluice import __version__
 from sluice.runtime import kinds
+from sluice.runtime.events import Recorder
 from sluice.runtime.queue import Queue
 from sluice.runtime.store import Store
 
@@ -84,15 +85,19 @@ class Metrics:
 class StateCollector(Collector):
     """Queue and store, and of each service its conditions, generations and instance counts."""
 
-    def __init__(self, queue: Queue, store: Store, list_ages: Callable[[], Mapping[str, float]]) -> None:
+    def __init__(
+        self, queue: Queue, store: Store, recorder: Recorder, list_ages: Callable[[], Mapping[str, float]]
+    ) -> None:
         self._queue = queue
         self._store = store
+        self._recorder = recorder
         self._list_ages = list_ages
 
     def collect(self) -> Iterator[Metric]:
         yield GaugeMetricFamily("sluice_queue_depth", "Keys that wait.", value=self._queue.depth())
         yield GaugeMetricFamily("sluice_queue_oldest_seconds", "Longest wait.", value=self._queue.oldest_s())
         yield CounterMetricFamily("sluice_queue_retries", "Passes that ended in a back-off.", value=self._queue.retries)
+        yield CounterMetricFamily("sluice_events_dropped", "Events not written.", value=self._recorder.dropped)
         objects = GaugeMetricFamily("sluice_store_objects", "Objects known.", labels=("kind",))
         healed = CounterMetricFamily("sluice_store_healed", "Changes only a LIST told of.", labels=("kind",))
         for kind in kinds.WATCHED:

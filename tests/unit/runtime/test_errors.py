@@ -32,6 +32,8 @@ BUDGET = [{"reason": "DisruptionBudget", "message": "needs 1"}]
         (409, {"reason": "Conflict", "message": "the object has been modified"}, errors.Stale),
         (409, {"reason": "Conflict", "message": "Precondition failed: UID in precondition: a, UID in object meta: b"},
          errors.Replaced),
+        (409, {"reason": "Conflict", "message": "the UID in the precondition (a) does not match the UID in record (b)"},
+         errors.Replaced),
         (409, {"reason": "Conflict", "message": "uid mismatch: the provided object specified uid"}, errors.Replaced),
         (410, {"reason": "Expired"}, errors.Expired),
         (422, {"reason": "Invalid"}, errors.Invalid),

@@ -238,7 +238,7 @@ async def test_metrics_show_conditions_and_counts_and_drop_them_with_the_object(
         "pools": [{"desired": 2, "serving": 1}, {"desired": 3, "serving": 3}],
     }
     world.store.apply("MODIFIED", world.api.put({**world.live(), "status": status}))
-    world.metrics.show(StateCollector(world.queue, world.store, dict))
+    world.metrics.show(StateCollector(world.queue, world.store, world.recorder, dict))
     text = world.metrics.text().decode()
     labels = f'name="svc",namespace="{NAMESPACE}"'
     assert f"sluice_inferenceservice_desired_replicas{{{labels}}} 5.0" in text
