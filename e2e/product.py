@@ -54,11 +54,11 @@ def install_crds(api: Any, directory: Path = ROOT / "crds") -> None:
     until("CRDs served", lambda: all(is_served(plural) for plural in PLURALS), 30)
 
 
-def fetch(bed: LocalBed, url: str, *, method: str = "GET", body: Any = None) -> str:
+def fetch(bed: LocalBed, url: str, *, method: str = "GET", body: Any = None, timeout_s: float = 10) -> str:
     """One HTTP request from inside the bed's network; the answer's text."""
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(url, data=data, method=method, headers={"Content-Type": "application/json"})
-    with bed.in_network(), urllib.request.urlopen(request, timeout=10) as answer:
+    with bed.in_network(), urllib.request.urlopen(request, timeout=timeout_s) as answer:
         text: str = answer.read().decode()
         return text
 
@@ -171,10 +171,13 @@ class Service:
         return f"http://{service['spec']['clusterIP']}:80"
 
     @contextmanager
-    def traffic(self, *, model: str | None = None, count: int = 100_000, concurrency: int = 8) -> Iterator["Traffic"]:
+    def traffic(
+        self, *, model: str | None = None, count: int = 100_000, concurrency: int = 8, reconnects: int = 0
+    ) -> Iterator["Traffic"]:
         """Continuous load through the router; `Traffic.result` after the block says what became of each request."""
         command = [sys.executable, "-m", "e2e.traffic", "--url", self.url(), "--model", model or self.name]
         command += ["--count", str(count), "--concurrency", str(concurrency), "--seconds", "900", "--pause", "0.02"]
+        command += ["--reconnects", str(reconnects)]
         with self.bed.in_network():
             process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
         run = Traffic(process)
@@ -208,6 +211,14 @@ class Traffic:
         """Until so many more requests have ended."""
         wanted = self.ended + more
         until(f"{more} more requests", lambda: self.ended >= wanted, deadline_s)
+
+    @property
+    def is_over(self) -> bool:
+        return bool(self.result)
+
+    def send_no_more(self) -> None:
+        """No new requests from now on; those in flight go on."""
+        self._process.terminate()
 
     def stop(self) -> None:
         """No new requests; those in flight end, then the result is there."""

@@ -20,6 +20,7 @@ from e2e.bed.cluster import Cluster
 from e2e.bed.errors import BedError
 from e2e.bed.existing import Existing, backend_from_environment
 from e2e.bed.local import LocalBed
+from e2e.product import Product
 
 BACKENDS: dict[str, type[LocalBed] | type[Existing]] = {"local": LocalBed, "existing": Existing}
 DUMPS = Path(__file__).resolve().parents[2] / "build" / "e2e"
@@ -79,6 +80,12 @@ def local_bed(bed: Cluster) -> LocalBed:
     if not isinstance(bed, LocalBed):
         raise BedError("this test uses the local bed: mark it with @pytest.mark.needs(...)")
     return bed
+
+
+@pytest.fixture(scope="session")
+def product(local_bed: LocalBed) -> Product:
+    """Sluice from this checkout, installed once for the session."""
+    return Product.install(local_bed)
 
 
 @pytest.fixture

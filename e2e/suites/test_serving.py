@@ -13,28 +13,10 @@ import pytest
 
 from e2e.bed.errors import BedError
 from e2e.bed.local import LocalBed
-from e2e.product import Product, Service, Traffic, fetch, kill_container, until
+from e2e.chaos.observe import a_spec, gate_of, inject, is_ready, names_of, restarts
+from e2e.product import Product, Service, Traffic, kill_container, until
 
 REQUESTS = 2000 if os.environ.get("SLUICE_E2E") == "full" else 200
-GATE = "serving.sluice.dev/routable"
-SIMULATED = {"model": {"uri": "hf://example/model"}, "engine": {"type": "Simulated"}}
-
-
-def a_spec(replicas: int, *args: str, **fields: Any) -> dict[str, Any]:
-    """Short health and drain times: the tests wait for them."""
-    return {
-        **SIMULATED,
-        "engine": {"type": "Simulated", "args": list(args)},
-        "pools": [{"name": "default", "replicas": replicas}],
-        "health": {"selfTestPeriodSeconds": 2, "hangTimeoutSeconds": 15},
-        "drain": {"timeoutSeconds": 60},
-        **fields,
-    }
-
-
-@pytest.fixture(scope="session")
-def product(local_bed: LocalBed) -> Product:
-    return Product.install(local_bed)
 
 
 @pytest.fixture
@@ -57,21 +39,6 @@ def under_load(service: Service) -> Iterator[Traffic]:
         yield traffic
         traffic.wait_for(REQUESTS)
     assert traffic.lost == 0, traffic.result
-
-
-def inject(service: Service, pod: dict[str, Any], fault: str, when: Any = "now", **args: Any) -> None:
-    """Switch a fault of the simulated engine on."""
-    body = [{"name": fault, "args": args, "when": when}]
-    fetch(service.bed, f"http://{pod['status']['podIP']}:9876/sim/faults", method="PUT", body=body)
-
-
-def gate_of(pod: dict[str, Any]) -> bool:
-    conditions = pod["status"].get("conditions") or []
-    return any(c["type"] == GATE and c["status"] == "True" for c in conditions)
-
-
-def names_of(pods: list[dict[str, Any]]) -> set[str]:
-    return {pod["metadata"]["name"] for pod in pods}
 
 
 def test_s079_ready_means_that_every_instance_answered_and_is_routed(make: Any) -> None:
@@ -99,33 +66,6 @@ def is_running(service: Service, pod: dict[str, Any]) -> bool:
     found = [p for p in service.pods() if p["metadata"]["name"] == pod["metadata"]["name"]]
     statuses = found[0]["status"].get("containerStatuses") or [] if found else []
     return any("running" in c["state"] for c in statuses)
-
-
-def test_s021_a_deleted_pod_loses_no_request(make: Any) -> None:
-    service: Service = make("delete", a_spec(2))
-    before = names_of(service.pods())
-    with under_load(service):
-        service.delete_pod(service.pods()[0])
-        until("replacement", lambda: len(names_of(service.pods()) - before) == 1, 60)
-        service.wait_settled()
-    assert len(service.pods()) == 2
-
-
-def test_scale_in_loses_no_request(make: Any) -> None:
-    service: Service = make("scale", a_spec(3))
-    with under_load(service):
-        service.patch({"pools": [{"name": "default", "replicas": 1}]})
-        until("one instance left", lambda: len(service.pods()) == 1, 120)
-        service.wait_settled()
-
-
-def test_s026_a_rollout_loses_no_request(make: Any) -> None:
-    service: Service = make("roll", a_spec(2))
-    before = names_of(service.pods())
-    with under_load(service):
-        service.patch({"engine": {"type": "Simulated", "args": ["--max-num-seqs=64"]}})
-        until("new revision serves", lambda: service.is_settled() and not before & names_of(service.pods()), 180)
-    assert len(service.pods()) == 2
 
 
 def test_a_crashed_engine_is_verified_again_before_it_is_routed(make: Any) -> None:
@@ -161,21 +101,12 @@ def test_s064_a_restarted_router_finds_its_workers_while_the_operator_is_away(ma
     try:
         (router,) = service.pods("router")
         kill_container(router, "smg")
-        until("smg restarted", lambda: restarts(service, "router") >= 1, 60)
+        until("smg restarted", lambda: restarts(service.pods("router"), "smg") >= 1, 60)
         until("ready", lambda: is_ready(service.pods("router")[0]), 60)
         with under_load(service):
             pass
     finally:
         product.scale_operator(2)
-
-
-def restarts(service: Service, component: str) -> int:
-    statuses = [c for p in service.pods(component) for c in p["status"].get("containerStatuses") or []]
-    return sum(c["restartCount"] for c in statuses)
-
-
-def is_ready(pod: dict[str, Any]) -> bool:
-    return any(c["type"] == "Ready" and c["status"] == "True" for c in pod["status"].get("conditions") or [])
 
 
 def test_s099_api_server_away_under_traffic(make: Any, local_bed: LocalBed) -> None:

@@ -43,6 +43,9 @@ class Load:
     idle_timeout_s: float = 30
     pause_s: float = 0.0
     """Seconds between two requests of one client."""
+    reconnects: int = 0
+    """New tries when no connection could be made, as OpenAI's clients do; nothing was sent then. 0: every refused
+    connection counts as a failed request."""
     seed: int = 1
 
 
@@ -127,7 +130,8 @@ async def _request(
     }
     started = time.monotonic()
     try:
-        async with session.post(f"{load.url}/v1/chat/completions", json=body) as answer:
+        answer = await _connect(session, load, body)
+        async with answer:
             if answer.status != 200:
                 return Verdict.FAILED, f"HTTP {answer.status}: {(await answer.text())[:200]}"
             check = _read_stream if stream else _read_plain
@@ -140,6 +144,17 @@ async def _request(
         tally.first_token_s.append(first_at - started)
         tally.total_s.append(time.monotonic() - started)
     return verdict, detail
+
+
+async def _connect(session: aiohttp.ClientSession, load: Load, body: dict[str, Any]) -> aiohttp.ClientResponse:
+    for left in range(load.reconnects, -1, -1):
+        try:
+            return await session.post(f"{load.url}/v1/chat/completions", json=body)
+        except aiohttp.ClientConnectorError:
+            if not left:
+                raise
+            await asyncio.sleep(0.5)
+    raise AssertionError("the last try returns or raises")
 
 
 async def _read_plain(answer: aiohttp.ClientResponse, tokens: int) -> tuple[Verdict, str, float]:
