@@ -1,4 +1,4 @@
-"""Run groups of measurements: `python -m e2e.bench [reconcile idle restart crash outage demo crd]`; none: all."""
+"""Run groups of measurements: `python -m e2e.bench [reconcile idle restart crash outage lifecycle demo crd]`; none: all."""
 
 import argparse
 import asyncio
@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from e2e.bed.api_only import ApiOnly
-from e2e.bench import demo, outage, reconcile, steady
+from e2e.bench import demo, lifecycle, outage, reconcile, steady
 from e2e.bench.figures import ROOT, Recorder
 from e2e.product import install_crds
 
@@ -43,6 +43,7 @@ GROUPS: dict[str, Callable[[], None]] = {
     "crash": lambda: _on_api(lambda bed, workdir: asyncio.run(steady.crash(bed, workdir))),
     "idle": lambda: _on_api(lambda bed, workdir: asyncio.run(steady.idle(bed, workdir))),
     "outage": outage.run,
+    "lifecycle": lifecycle.run,
     "demo": demo.run,
 }
 

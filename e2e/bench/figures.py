@@ -52,7 +52,29 @@ BARS: dict[str, Bar] = {
     "outage.failed_requests": exactly(0, "requests"),
     "outage.recovered": exactly(1, "bool"),
     "crd.max_bytes": below(100_000, "bytes"),
+    "lifecycle.hang_idle.unrouted_s": at_most(15, "s"),
+    "lifecycle.hang_idle.restarts_after_thaw": exactly(0, "restarts"),
+    "lifecycle.hang_busy.unrouted_s": at_most(20, "s"),  # hangTimeoutSeconds of the row (15) + 5
+    "lifecycle.saturation.unroutes": exactly(0, "unroutes"),
+    "lifecycle.saturation.restarts": exactly(0, "restarts"),
+    "lifecycle.engine_kill9.unrouted_s": at_most(3, "s"),
+    "lifecycle.engine_kill9.lost_beyond_own": exactly(0, "requests"),
+    "lifecycle.router_kill9.lost_beyond_own": exactly(0, "requests"),
+    "lifecycle.node_lost.unrouted_s": at_most(10, "s"),
+    "lifecycle.node_lost.replaced_s": at_most(5, "s"),
+    "lifecycle.deadline.reported_cut": exactly(1, "requests"),
+    "lifecycle.deadline.gone_s": Bar("s", "recorded", lambda _: True),
 }
+
+
+LOSSLESS = ("rollout", "scale_in", "delete_pod", "evict", "node_drain", "router_rolling", "suspend", "quiet")
+BARS |= {f"lifecycle.{row}.failed": exactly(0, "requests") for row in LOSSLESS}
+BARS |= {f"lifecycle.{row}.sent": Bar("requests", ">= 2000", lambda value: value >= 2000) for row in LOSSLESS}
+for _row in ("bad_image", "crash_first_request", "hang_at_load"):
+    BARS |= {
+        f"lifecycle.{_row}.failed": exactly(0, "requests"),
+        f"lifecycle.{_row}.pod_creations": at_most(6, "pods"),
+    }
 
 
 def revision() -> str:
