@@ -11,7 +11,7 @@ BED    := $(PY) -m e2e.bed
 CLUSTER ?= local
 export CLUSTER CONTEXT
 
-.PHONY: help setup generate verify format lint type unit sim fakeapi api e2e e2e-short bench golden chart image \
+.PHONY: docs help setup generate verify format lint type unit sim fakeapi api e2e e2e-short bench golden chart image \
         demo demo-down test all lock clean
 
 help:  ## This list
@@ -39,10 +39,15 @@ lock:  ## Renew requirements/*.txt (maintainers; needs uv)
 generate: setup  ## CRDs and what is derived from them
 	$(PY) -m sluice.api.crdgen crds charts/sluice-crds/templates
 	$(PY) -m manifests.render
+	$(PY) -m docs.generate
+
+docs: setup  ## Reference tables of docs/reference.md
+	$(PY) -m docs.generate
 
 verify: setup  ## Generated files are up to date
 	$(PY) -m sluice.api.crdgen --check crds charts/sluice-crds/templates
 	$(PY) -m manifests.render --check
+	$(PY) -m docs.generate --check
 
 format: setup  ## Format the code
 	$(VENV)/bin/ruff format . && $(VENV)/bin/ruff check --fix .

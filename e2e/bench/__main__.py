@@ -1,4 +1,4 @@
-"""Run groups of measurements: `python -m e2e.bench [reconcile idle restart crash outage lifecycle demo crd]`; none: all."""
+"""Run groups of measurements: `python -m e2e.bench [group…]` (`--help` lists them); without one: all."""
 
 import argparse
 import asyncio

@@ -9,7 +9,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    enable_created_metrics,
+    generate_latest,
+)
 from prometheus_client.metrics_core import Metric
 from prometheus_client.samples import Sample
 
@@ -58,6 +66,7 @@ class Metrics:
         self._offsets: dict[tuple[str, frozenset[tuple[str, str]]], float] = {}
         self._created: dict[str, float] = {}
         ProcessCollector(registry=self._registry)
+        enable_created_metrics()  # type: ignore[no-untyped-call]  # the library's switch; vLLM publishes the twins
 
         self._running = self._gauge("num_requests_running", "Requests in the running batch.")
         self._waiting = self._gauge("num_requests_waiting", "Requests waiting to be processed.")

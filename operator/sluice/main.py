@@ -358,3 +358,7 @@ def _tell_failure(task: asyncio.Task[None]) -> None:
         log.critical("a background task died", exc_info=task.exception())
         logging.shutdown()
         os._exit(1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -90,11 +90,6 @@ class Cluster:
     def write_config(self, extra: Object) -> None:
         (self.folder / "config.yaml").write_text(yaml.safe_dump({"routerTokenFile": str(self.token), **extra}))
 
-    def operator_writes(self, mark: int) -> list[Write]:
-        """Requests to write by the operator since a mark of the audit log, but for its Lease."""
-        written = self.bed.audit.since(mark)
-        return [w for w in written if w.user == OPERATOR_USER and w.resource != "leases"]
-
 
 @contextmanager
 def running_cluster(bed: ApiOnly, folder: Path) -> Iterator[Cluster]:
@@ -191,3 +186,8 @@ class Stage:
     def until(self, what: str, probe: Callable[[], bool], deadline_s: float = READY_S) -> None:
         """Poll until the probe holds. Raises: AssertionError with the services' conditions and the operator's log."""
         self.cluster.operator.wait_for(what, probe, lambda: time.sleep(POLL_S), deadline_s)
+
+    def operator_writes(self, mark: int) -> list[Write]:
+        """Requests of the operator to write in this namespace since a mark of the audit log."""
+        written = self.cluster.bed.audit.since(mark)
+        return [w for w in written if w.user == OPERATOR_USER and w.namespace == self.namespace]

@@ -8,6 +8,7 @@ from e2e.bed.api_only import ApiOnly
 from tests.api.support import own_namespace
 from tests.fakeapi.contract import Contract
 from tests.fakeapi.test_contract_client import *  # noqa: F403  # pytest collects what is imported
+from tests.fakeapi.test_contract_store import *  # noqa: F403
 
 
 @pytest.fixture

@@ -81,7 +81,7 @@ def test_s009_steady_state_writes_nothing(stage: Stage) -> None:
     mark = stage.cluster.bed.audit.mark()
     end = time.monotonic() + IDLE_S
     stage.until("30 quiet seconds", lambda: time.monotonic() > end, IDLE_S + 10)
-    written = stage.cluster.operator_writes(mark)
+    written = stage.operator_writes(mark)
     assert not written, written
 
 
@@ -91,16 +91,19 @@ def test_s010_child_that_differs_in_an_immutable_field_stops_nothing_else(stage:
     (deployment,) = stage.objects(kinds.DEPLOYMENT)
     stage.cluster.operator.kill()
     stage.api.delete(stage.path(kinds.DEPLOYMENT, deployment["metadata"]["name"]))
-    stage.cluster.operator.start()
     wanted = {k: deployment["metadata"][k] for k in ("name", "labels", "ownerReferences")}
     other = {"matchLabels": {**deployment["spec"]["selector"]["matchLabels"], "other": "x"}}
     template = deployment["spec"]["template"]
     template["metadata"]["labels"]["other"] = "x"
     body = {"metadata": wanted, "spec": {"replicas": 1, "selector": other, "template": template}}
-    stage.api.request("POST", stage.path(kinds.DEPLOYMENT), body)
+    made = stage.api.create(stage.path(kinds.DEPLOYMENT), body)
+    stage.cluster.operator.start()
     stage.edit_service({"pools": [{"name": "default", "replicas": 2}]})
     stage.until("the pool grows", lambda: len(stage.pods()) == 2)
     assert stage.service()["metadata"]["uid"] == service["metadata"]["uid"]
+    stage.until("the refusal names the field", lambda: "spec.selector" in _all_messages(stage))
+    live = stage.api.get(stage.path(kinds.DEPLOYMENT, made["metadata"]["name"]))
+    assert live["spec"]["selector"] == other
 
 
 def test_s010_refused_pod_is_reported_and_the_others_serve(stage: Stage) -> None:
@@ -242,7 +245,7 @@ def test_s087_operator_restarted_in_any_phase_and_every_service_can_be_deleted(s
     stage.cluster.restart_operator()
     _wait_quiet(stage, 2.0, at_least_s=4.0)
     assert _user_metadata(stage) == metadata, "nothing is written to the user's metadata"
-    touched = {(w.resource, w.subresource) for w in stage.cluster.operator_writes(mark)}
+    touched = {(w.resource, w.subresource) for w in stage.operator_writes(mark)}
     assert ("inferenceservices", "") not in touched
     for pod in stage.pods():
         if pod["metadata"]["uid"] in stage.cluster.world.engines:
@@ -269,7 +272,7 @@ def test_s096_new_defaults_roll_no_pod(stage: Stage) -> None:
         engines = {pod["metadata"]["name"] for pod in stage.pods()}
         rolled = [
             w
-            for w in stage.cluster.operator_writes(mark)
+            for w in stage.operator_writes(mark)
             if w.resource == "pods" and w.verb in ("create", "delete") and w.name in engines | {""}
         ]
         assert not rolled, rolled
@@ -329,9 +332,51 @@ def _wait_quiet(stage: Stage, quiet_s: float, *, at_least_s: float = 0.0) -> Non
 
     def is_quiet() -> bool:
         nonlocal mark, since
-        if stage.cluster.operator_writes(mark):
+        if stage.operator_writes(mark):
             mark, since = audit.mark(), time.monotonic()
         now = time.monotonic()
         return now - since > quiet_s and now - started > at_least_s
 
     stage.until("the operator is quiet", is_quiet, 60)
+
+
+def test_s095_evictions_of_a_cordoned_node_wait_for_the_replacement_and_then_end(stage: Stage) -> None:
+    """`kubectl drain` on the real Eviction API: cordon, then evict until nothing is left on the node."""
+    stage.serve(replicas=1)
+    [pod] = stage.pods()
+    node, uid = f"/api/v1/nodes/{pod['spec']['nodeName']}", pod["metadata"]["uid"]
+    stage.until("the disruption controller has judged the budget", lambda: _is_guarded(stage))
+    assert _evict(stage, pod) == 429, "one instance, and it serves"
+    stage.cluster.world.load_s = 3.0
+    stage.api.patch(node, {"spec": {"unschedulable": True}})
+
+    def has_left() -> bool:
+        left = [p for p in stage.pods() if p["metadata"]["uid"] == uid]
+        if left and not _drains(left[0]) and stage.routed() == [{_name(pod)}] * 2:
+            is_refused = _evict(stage, pod) == 429
+            assert is_refused or all(listed - {_name(pod)} for listed in stage.routed()), "its replacement serves first"
+        return not left
+
+    try:
+        stage.until("its replacement serves and it is gone", has_left)
+        stage.until("the service is done", stage.is_ready)
+    finally:
+        stage.api.patch(node, {"spec": {"unschedulable": False}})
+    [fresh] = stage.pods()
+    assert fresh["spec"]["nodeName"] != pod["spec"]["nodeName"]
+
+
+def _is_guarded(stage: Stage) -> bool:
+    budgets = stage.objects(kinds.POD_DISRUPTION_BUDGET, f"{names.LABEL_COMPONENT}={names.COMPONENT_ENGINE}")
+    status = budgets[0].get("status", {}) if budgets else {}
+    return bool(status.get("currentHealthy") == 1 and status.get("disruptionsAllowed") == 0)
+
+
+def _evict(stage: Stage, pod: Object) -> int:
+    body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": _name(pod)}}
+    status, _ = stage.api.request("POST", stage.path(kinds.POD, _name(pod), "eviction"), body)
+    return int(status)
+
+
+def _name(pod: Object) -> str:
+    return str(pod["metadata"]["name"])

@@ -5,7 +5,9 @@ a difference is a bug here. Time is a parameter, UIDs are a counter, nothing hap
 kubelets and controllers are separate steps (`collector`, `tests.played`), so that a test decides their order.
 
 Objects that come out are the stored ones: treat them as frozen. All verbs hold one lock, so the HTTP server's thread
-and a test may work on the same cluster.
+and a test may work on the same cluster. The module is long because every verb goes through the same few steps (look
+up, isolate, admit, own, commit, log) and they are read best in one place; the steps' rules are in `admission`,
+`ownership` and `storage`.
 """
 
 import threading

@@ -68,7 +68,9 @@ def a_config_map(name: str, namespace: str, *, data: dict[str, str] | None = Non
 
 def a_pod(name: str, namespace: str, *, node: str = "", **metadata: Any) -> Object:
     """A pod with our label; with a node it counts as running there, so that it is deleted with grace."""
-    labels = {names.LABEL_MANAGED_BY: names.MANAGED_BY, "app": name} | metadata.pop("labels", {})
+    labels = {names.LABEL_MANAGED_BY: names.MANAGED_BY, names.LABEL_SERVICE_UID: "u", "app": name} | metadata.pop(
+        "labels", {}
+    )
     spec: Object = {"containers": [{"name": "engine", "image": "engine:1"}], "readinessGates": []}
     spec["readinessGates"] = [{"conditionType": names.READINESS_GATE}]
     if node:

@@ -60,7 +60,7 @@ def a_child(name: str, owner: Object, value: str = "1") -> Object:
         name,
         owner["metadata"]["namespace"],
         data={"key": value},
-        labels={names.LABEL_MANAGED_BY: names.MANAGED_BY},
+        labels={names.LABEL_MANAGED_BY: names.MANAGED_BY, names.LABEL_SERVICE_UID: "u"},
         ownerReferences=[owner_of(owner)],
     )
 
@@ -105,7 +105,9 @@ async def test_older_version_never_replaces_a_newer_one(contract: Contract) -> N
     store = Store()
     await load(contract, store)
     assert not store.apply("MODIFIED", made)
-    assert pods_of(store, contract)["p0"].resource_version == newer["metadata"]["resourceVersion"]
+    kept = pods_of(store, contract)["p0"]
+    assert int(kept.resource_version) >= int(newer["metadata"]["resourceVersion"])
+    assert kept.drain_reason == "ScaleIn"
 
 
 async def test_pod_of_another_owner_is_nobodys_child(contract: Contract) -> None:

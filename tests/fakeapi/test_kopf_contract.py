@@ -114,7 +114,7 @@ async def test_kopf_writes_nothing(cluster: FakeCluster, server: FakeServer, cli
 async def test_dropped_stream_misses_nothing(cluster: FakeCluster, server: FakeServer, client: kube.Client) -> None:
     async with watching(client, server) as told:
         server.drop_watches("configmaps")
-        body = a_config_map("c", "t", labels={names.LABEL_MANAGED_BY: names.MANAGED_BY})
+        body = a_config_map("c", "t", labels={names.LABEL_MANAGED_BY: names.MANAGED_BY, names.LABEL_SERVICE_UID: "u"})
         create(cluster, kinds.CONFIG_MAP, body)
         await told.hears("ConfigMap", "ADDED", "c")
 
@@ -123,7 +123,7 @@ async def test_after_410_survivors_come_again_and_deletions_are_never_told(
     cluster: FakeCluster, server: FakeServer, client: kube.Client
 ) -> None:
     """Why the store heals by LIST."""
-    labels = {names.LABEL_MANAGED_BY: names.MANAGED_BY}
+    labels = {names.LABEL_MANAGED_BY: names.MANAGED_BY, names.LABEL_SERVICE_UID: "u"}
     for name in ("stays", "goes"):
         create(cluster, kinds.CONFIG_MAP, a_config_map(name, "t", labels=labels))
     async with watching(client, server) as told:

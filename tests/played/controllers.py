@@ -58,6 +58,14 @@ class Machinery:
             options=KUBELET,
         )
 
+    def cordon(self, name: str, on: bool = True) -> None:
+        """`kubectl cordon` and `kubectl uncordon`."""
+        nodes = self.cluster.resource("", "nodes")
+        self.cluster.patch(nodes, "", name, {"spec": {"unschedulable": on}}, options=Options("user"))
+
+    def cordoned(self) -> set[str]:
+        return {n["metadata"]["name"] for n in self.cluster.objects("nodes") if n.get("spec", {}).get("unschedulable")}
+
     def settle(self, *, limit: int = 10_000) -> None:
         """All steps until none has anything to do.
 
@@ -118,20 +126,37 @@ class Machinery:
         return True
 
     def _bind(self, pod: Object) -> bool:
-        """To the usable node with the fewest pods; gated pods wait."""
+        """To the usable node with the fewest pods; gated pods wait, and so do all while every node is cordoned."""
         if pod["spec"].get("schedulingGates") or "deletionTimestamp" in pod["metadata"]:
             return False
-        load = dict.fromkeys((n for n in self.nodes if n not in self.stopped_nodes), 0)
+        load = dict.fromkeys((n for n in self.nodes if n not in self.stopped_nodes and n not in self.cordoned()), 0)
         for other in self.cluster.objects("pods"):
             node = other["spec"].get("nodeName")
             if node in load:
                 load[node] += 1
-        if not load:
-            return False
         meta = pod["metadata"]
+        if not load:
+            return self._say_unschedulable(pod)
         target = min(load, key=lambda node: (load[node], node))
         resource = self.cluster.resource("", "pods")
         self.cluster.patch(resource, meta["namespace"], meta["name"], {"spec": {"nodeName": target}}, options=SCHEDULER)
+        return True
+
+    def _say_unschedulable(self, pod: Object) -> bool:
+        conditions = (pod.get("status") or {}).get("conditions") or []
+        if any(c["type"] == "PodScheduled" and c["status"] == "False" for c in conditions):
+            return False
+        text = f"0/{len(self.nodes)} nodes are available"
+        refused = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": text}
+        self.cluster.patch(
+            self.cluster.resource("", "pods"),
+            pod["metadata"]["namespace"],
+            pod["metadata"]["name"],
+            {"status": {"conditions": [refused]}},
+            patch_type=STRATEGIC_PATCH,
+            subresource="status",
+            options=SCHEDULER,
+        )
         return True
 
     # Deployments: one ReplicaSet per template, new ones up at once, old ones down when the new are ready

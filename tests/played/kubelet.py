@@ -170,7 +170,6 @@ class PlayedKubelets:
         finally:
             self._busy.discard(meta["uid"])
 
-
     def _keep_newer(self, live: Object) -> None:
         """The watch may have told a later version than the answer to our own write."""
         known = self._pods.get(live["metadata"]["uid"])

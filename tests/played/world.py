@@ -100,6 +100,7 @@ class PlayedEngine:
         reason = "SelfTestUnauthorized" if self.mood is Mood.UNAUTHORIZED else "SelfTestFailed"
         answered = now if phase in (EnginePhase.READY, EnginePhase.DRAINING) else None
         return AgentState(
+            said_at=now,
             seq=self.seq,
             instance=self.instance,
             engine="Simulated",

@@ -40,6 +40,8 @@ class Profile:
     """Agents and routers stop answering for a while."""
     losses: bool = False
     """Engines fail, pods are deleted and evicted, nodes go away."""
+    moves: bool = False
+    """Nodes are cordoned and uncordoned, drains are asked for and taken back."""
     requests: bool = True
 
 
@@ -47,7 +49,8 @@ PROFILES = (
     Profile("edits"),
     Profile("silence", silence=True),
     Profile("losses", losses=True),
-    Profile("everything", silence=True, losses=True, api_errors=True),
+    Profile("moves", moves=True),
+    Profile("everything", silence=True, losses=True, api_errors=True, moves=True),
 )
 
 
@@ -63,6 +66,7 @@ class Storm:
         self.sim = Simulation(seed=f"{self.profile.name} {self.seed}", load_s=5.0)
         self.rng = self.sim.rng
         self.sim.invariants.strict_availability = not (self.profile.losses or self.profile.silence)
+        self.sim.invariants.moves = self.profile.moves
         self._version = 0
 
     def go(self) -> None:
@@ -113,6 +117,7 @@ class Storm:
             (2 * p.unreliable_watch, self._bad_delivery),
             (2 * p.silence, self._silence),
             (2 * p.losses, self._loss),
+            (2 * p.moves, self._move),
         ]
 
     def _start(self) -> None:
@@ -204,6 +209,38 @@ class Storm:
             self._kill_router,
         )
         self.rng.choice(losses)()
+
+    # Moves
+
+    def _move(self) -> None:
+        pod = self._some_pod()
+        match self.rng.choice(["cordon", "uncordon", "ask", "take back"]):
+            case "cordon":
+                node = self.rng.choice(self.sim.machinery.nodes)
+                self.sim.say(f"node {node} is cordoned")
+                self.sim.machinery.cordon(node)
+            case "uncordon":
+                self._uncordon()
+            case "ask" if pod:
+                self._ask(pod, "x")
+            case "take back" if pod:
+                self._ask(pod, None)
+
+    def _uncordon(self) -> None:
+        for node in sorted(self.sim.machinery.cordoned()):
+            self.sim.say(f"node {node} is uncordoned")
+            self.sim.machinery.cordon(node, on=False)
+
+    def _ask(self, pod: Object, value: str | None) -> None:
+        """A user asks for a drain, or (None) takes that back."""
+        notes = pod["metadata"].get("annotations") or {}
+        if (names.ANNOTATION_DRAIN_REQUESTED in notes) == (value is not None):
+            return
+        name = pod["metadata"]["name"]
+        self.sim.say(f"user {'asks to drain' if value else 'takes back the drain of'} {name}")
+        patch = {"metadata": {"annotations": {names.ANNOTATION_DRAIN_REQUESTED: value}}}
+        resource = self.sim.cluster.resource("", "pods")
+        self.sim.cluster.patch(resource, NAMESPACE, name, patch, options=Options("user"))
 
     # Losses
 
@@ -320,6 +357,9 @@ class Storm:
         sim.say("-- calm --")
         sim.before_write = sim.after_write = nothing
         self._node_returns()
+        self._uncordon()
+        for pod in sim.engine_pods():
+            self._ask(pod, None)
         if sim.operator is None:
             sim.start_operator()
         for engine in sim.world.engines.values():

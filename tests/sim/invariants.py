@@ -29,6 +29,8 @@ class Invariants:
         self._sim = sim
         self.strict_availability = True
         """Off where the world itself takes instances away: the operator can't know of a loss at once."""
+        self.moves = False
+        """Instances may have to leave their node: one replacement more than `maxSurge` 0 allows."""
         self.created: list[str] = []
         """Names of engine pods in the order of their creation."""
 
@@ -135,7 +137,7 @@ class Invariants:
             for p in self._pods_of(service, pool)
             if p["metadata"]["uid"] in known_pods and not self._is_dead(p) and not self._is_lost(p)
         ]
-        limit = self._desired(known, pool) + self._budget(known, "maxSurge")
+        limit = self._desired(known, pool) + max(self._budget(known, "maxSurge"), int(self.moves))
         if attempt.name not in {p["metadata"]["name"] for p in live} and len(live) + 1 > limit:
             names_of = [p["metadata"]["name"] for p in live]
             self._fail(f"creating {attempt.name} makes {len(live) + 1} live instances, at most {limit}: {names_of}")

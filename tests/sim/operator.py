@@ -5,6 +5,7 @@ next life starts from LISTs, as the real process does.
 """
 
 import asyncio
+import random
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
@@ -58,6 +59,7 @@ class _Heard(Generic[T]):
     at: float = 0.0
     digest: Hashable = None
     told_silent: bool = False
+    since: float = 0.0
 
 
 class SimFollower(Follower[T]):
@@ -86,7 +88,11 @@ class SimFollower(Follower[T]):
         for uid in [uid for uid, heard in self._heard.items() if heard.target.key == key and uid not in wanted]:
             del self._heard[uid]
         for uid, target in wanted.items():
-            self._heard.setdefault(uid, _Heard(target)).target = target
+            self._heard.setdefault(uid, _Heard(target, since=self._now())).target = target
+
+    def asked_s(self, uid: str) -> float | None:
+        heard = self._heard.get(uid)
+        return None if heard is None else self._now() - heard.since
 
     def last(self, uid: str) -> tuple[T, float] | None:
         heard = self._heard.get(uid)
@@ -143,7 +149,7 @@ class SimOperator:
     ) -> None:
         self._cluster, self._world, self._loop, self._clock = cluster, world, loop, clock
         self.store = Store()
-        self.queue = Queue(clock=clock)
+        self.queue = Queue(clock=clock, rng=random.Random(0))  # its jitter must repeat with the seed
         self.agents: SimFollower[AgentState] = SimFollower(AgentWords(), self.queue.add, self._ask_agent, clock)
         self.routers: SimFollower[RouterState] = SimFollower(RouterWords(), self.queue.add, self._ask_router, clock)
         self.client = client = SimClient(cluster, before, after)

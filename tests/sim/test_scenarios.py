@@ -8,6 +8,7 @@ from sluice.api import names
 from sluice.api.config import EngineDefaults, Images, OperatorConfig
 from sluice.runtime import kinds
 from tests.fakeapi.cluster import Options
+from tests.fakeapi.errors import ApiError
 from tests.played.world import Mood
 from tests.sim.client import Attempt, Crash
 from tests.sim.simulation import NAMESPACE, Simulation, is_leaving
@@ -268,3 +269,60 @@ def _rollout(kill_at: int | None, position: str) -> _Run:
     finally:
         sim.close()
     return run
+
+
+def test_s095_node_drain_replaces_before_it_evicts_and_ends(serving: Simulation) -> None:
+    """`kubectl drain`: cordon, then evict again and again what the budget lets go."""
+    node = serving.engine_pods()[0]["spec"]["nodeName"]
+    serving.machinery.cordon(node)
+    for engine in serving.world.engines.values():
+        engine.in_flight = 1
+
+    def is_empty() -> bool:
+        left = [pod for pod in serving.engine_pods() if pod["spec"].get("nodeName") == node]
+        for pod in left:
+            if "deletionTimestamp" not in pod["metadata"]:
+                _evict(serving, pod["metadata"]["name"])
+            assert sum(serving.is_available(p) for p in serving.engine_pods()) >= 3
+        for engine in serving.world.engines.values():
+            engine.in_flight = 0
+        return not left
+
+    serving.settle(until=is_empty)
+    serving.settle()
+    assert len(pods(serving)) == 3
+    with serving.writing_nothing():
+        serving.kill_operator()
+        serving.start_operator()
+        serving.settle()
+
+
+def test_drain_that_was_asked_for_is_called_off_while_the_operator_was_away(serving: Simulation) -> None:
+    pod = serving.engine_pods()[0]
+    name, resource = pod["metadata"]["name"], serving.cluster.resource("", "pods")
+    engine = serving.engine(pod)
+    assert engine is not None
+    engine.in_flight = 1
+
+    def ask(value: str | None) -> None:
+        patch = {"metadata": {"annotations": {names.ANNOTATION_DRAIN_REQUESTED: value}}}
+        serving.cluster.patch(resource, NAMESPACE, name, patch, options=USER)
+
+    ask("maintenance")
+    serving.settle(until=lambda: not serving.is_routed(pod) and len(pods(serving)) == 4)
+    serving.kill_operator()
+    ask(None)
+    serving.start_operator()
+    serving.settle(until=lambda: serving.is_routed(pod))
+    engine.in_flight = 0
+    serving.settle()
+    assert name in pods(serving)
+    assert len(pods(serving)) == 3
+    assert serving.service()["status"].get("drains", []) == []
+
+
+def _evict(sim: Simulation, name: str) -> None:
+    try:
+        sim.cluster.evict(NAMESPACE, name, {}, Options("drainer"))
+    except ApiError as error:
+        assert error.code == 429

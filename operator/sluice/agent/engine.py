@@ -14,7 +14,7 @@ import aiohttp
 
 from sluice.agent.exposition import read_process_start, read_samples, read_signals, wanted_names
 from sluice.agent.facts import Contact, Observation, TestKind, TestResult
-from sluice.api.agent import AgentConfig
+from sluice.api.agent import MAX_COUNT, AgentConfig
 
 ROUND_TIMEOUT_S = 2.0
 """engines.md section 7: every read has 2 s."""
@@ -126,7 +126,15 @@ class Engine:
         }
         answer = await self._request(self._tests, "POST", self._config.self_test_path, body)
         kind, message = judge_answer(answer)
-        return TestResult(sent_at=sent_at, ended_at=time.monotonic(), kind=kind, message=message)
+        prompt_tokens, generation_tokens = read_usage(answer)
+        return TestResult(
+            sent_at=sent_at,
+            ended_at=time.monotonic(),
+            kind=kind,
+            message=message,
+            prompt_tokens=prompt_tokens,
+            generation_tokens=generation_tokens,
+        )
 
     async def _get(self, path: str) -> Answer:
         return await self._request(self._reads, "GET", path, None)
@@ -170,6 +178,16 @@ def judge_answer(answer: Answer) -> tuple[TestKind, str]:
     return TestKind.PASSED, ""
 
 
+def read_usage(answer: Answer) -> tuple[int, int]:
+    """(prompt, generated) tokens that the answer says it cost; 0 where it does not say."""
+    usage = _json_object(answer.body).get("usage") if answer.status == 200 else None
+    if not isinstance(usage, dict):
+        return 0, 0
+    counts = (usage.get("prompt_tokens"), usage.get("completion_tokens"))
+    prompt, generated = (n if isinstance(n, int) and not isinstance(n, bool) and n > 0 else 0 for n in counts)
+    return prompt, generated
+
+
 async def _nothing() -> Answer:
     return Answer()
 
@@ -184,7 +202,7 @@ def _json_object(text: str) -> dict[str, Any]:
     """The JSON object in the text; {} if it is anything else."""
     try:
         data = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return data if isinstance(data, dict) else {}
 
@@ -200,7 +218,9 @@ def _serves(answer: Answer, model: str) -> bool | None:
 def _read_load(answer: Answer) -> float | None:
     """vLLM's `/load`: `{"server_load": n}`; anything else is unknown."""
     load = _json_object(answer.body).get("server_load") if answer.status == 200 else None
-    return float(load) if isinstance(load, int | float) and not isinstance(load, bool) and load >= 0 else None
+    if not isinstance(load, int | float) or isinstance(load, bool) or not 0 <= load <= MAX_COUNT:
+        return None
+    return float(load)
 
 
 def _read_version(answer: Answer) -> str | None:

@@ -52,6 +52,9 @@ class TestResult:
     ended_at: float
     kind: TestKind
     message: str = ""
+    prompt_tokens: int = 0
+    """What the engine says that the test cost; 0 where it does not say."""
+    generation_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +115,12 @@ class EngineState:
     """Last answer to a self-test or growth of a progress counter."""
     progress_at: float | None = None
     counters: Mapping[Signal, float] = field(default_factory=dict)
+    own_tokens: Mapping[Signal, float] = field(default_factory=dict)
+    """Of `counters`, what our own self-tests caused, as the engine says in its answers. A test that was never answered
+    may have cost some too; those are not known."""
+    user_tokens: Mapping[Signal, float] = field(default_factory=dict)
+    """The rest: token counters without self-tests. They never fall within a run, whichever of counter and answer is
+    seen first."""
     unanswered_since: float | None = None
     """When the first of the self-tests that went unanswered in a row was sent."""
     failures: int = 0

@@ -37,10 +37,11 @@ class Clock:
         return None if monotonic_s is None else self.wall(monotonic_s)
 
 
-def report(state: EngineState, config: AgentConfig, clock: Clock) -> AgentState:
-    """The state as it goes over the wire."""
+def report(state: EngineState, config: AgentConfig, clock: Clock, said_at: float | None = None) -> AgentState:
+    """The state as it goes over the wire; `said_at` is the node's wall clock now."""
     load = state.load
     return AgentState(
+        said_at=None if said_at is None else round(said_at, 3),
         seq=state.seq,
         instance=config.instance,
         engine=config.engine,
@@ -51,14 +52,16 @@ def report(state: EngineState, config: AgentConfig, clock: Clock) -> AgentState:
         message=clean(state.message),
         phase_since=clock.wall(state.phase_since),
         started_at=clock.wall(state.run_started_at),
+        loaded_at=clock.wall_or_none(state.loaded_at),
+        verified_at=clock.wall_or_none(state.verified_at),
         self_test=_report_test(state, clock),
         progress_at=clock.wall_or_none(state.progress_at),
         in_flight=load.in_flight,
         running=load.running,
         waiting=load.waiting,
         kv_utilization=load.kv_utilization,
-        generation_tokens=state.counters.get(Signal.GENERATION_TOKENS),
-        prompt_tokens=state.counters.get(Signal.PROMPT_TOKENS),
+        generation_tokens=state.user_tokens.get(Signal.GENERATION_TOKENS),
+        prompt_tokens=state.user_tokens.get(Signal.PROMPT_TOKENS),
         missing=list(load.missing),
     )
 

@@ -96,7 +96,7 @@ class Server:
         return web.Response(body=page, headers={"Content-Type": CONTENT_TYPE_PLAIN_0_0_4})
 
     def _report(self) -> AgentState:
-        return report(self._watch.state, self._watch.config, self._clock)
+        return report(self._watch.state, self._watch.config, self._clock, said_at=time.time())
 
     def _probe(self, good: bool) -> web.Response:
         """The phase goes into the body: the kubelet shows it in the Event of a failed probe."""

@@ -54,6 +54,7 @@ def advance(
     state = _note_progress(state, seen, now)
     for test in seen.tests:
         state = _note_test(state, test)
+    state = replace(state, user_tokens=_user_tokens(state))
     if seen.unauthorized or seen.serves_model is not None:
         state = replace(state, unauthorized=seen.unauthorized)
     if state.loaded_at is None and seen.serves_model:
@@ -173,7 +174,7 @@ def _note_test(state: EngineState, test: TestResult) -> EngineState:
     """Take a finished self-test into account; one that was sent to an earlier run says nothing."""
     if test.sent_at < state.run_started_at:
         return state
-    state = replace(state, last_test=test)
+    state = replace(state, last_test=test, own_tokens=_own_tokens(state, test))
     alive_at = max(state.alive_at, test.ended_at)
     match test.kind:
         case TestKind.PASSED:
@@ -196,6 +197,20 @@ def _note_test(state: EngineState, test: TestResult) -> EngineState:
             return replace(state, unanswered_since=first, failures=failures)
 
 
+def _own_tokens(state: EngineState, test: TestResult) -> Mapping[Signal, float]:
+    cost = {Signal.PROMPT_TOKENS: test.prompt_tokens, Signal.GENERATION_TOKENS: test.generation_tokens}
+    return {signal: state.own_tokens.get(signal, 0.0) + tokens for signal, tokens in cost.items()}
+
+
+def _user_tokens(state: EngineState) -> Mapping[Signal, float]:
+    """Token counters without our self-tests, for everyone who looks at load (progress counts them all)."""
+    return {
+        signal: max(state.user_tokens.get(signal, 0.0), state.counters[signal] - state.own_tokens.get(signal, 0.0))
+        for signal in (Signal.PROMPT_TOKENS, Signal.GENERATION_TOKENS)
+        if signal in state.counters
+    }
+
+
 def _read_load(seen: Observation, config: AgentConfig) -> Load:
     """In-flight is the larger of the engine's two counts without our own self-test.
 
@@ -211,10 +226,12 @@ def _read_load(seen: Observation, config: AgentConfig) -> Load:
     in_flight = max(0, round(max(read)) - own) if read else None
     if in_flight == 0 and len(read) < len(configured):
         in_flight = None
+    # The youngest request waits, if any does.
+    own_waits = own if waiting else 0
     return Load(
         in_flight=in_flight,
-        running=None if running is None else round(running),
-        waiting=None if waiting is None else round(waiting),
+        running=None if running is None else max(0, round(running) - (own - own_waits)),
+        waiting=None if waiting is None else max(0, round(waiting) - own_waits),
         kv_utilization=seen.signals.get(Signal.KV_UTILIZATION),
         missing=tuple(s for s in config.signals if s not in seen.signals) if seen.metrics_answered else (),
     )

@@ -7,6 +7,8 @@ from pydantic import Field
 from sluice.api.wire import Wire
 
 MAX_STATE_BYTES = 64 * 1024
+MAX_COUNT = 2**31 - 1
+"""Requests; beyond it an answer is no answer (a count that no float holds must not end a pass)."""
 
 
 class MetricKind(StrEnum):
@@ -91,6 +93,8 @@ class SelfTest(Wire):
 class AgentState(Wire):
     """Answer of `GET /state`. A number that could not be read is null: unknown is not zero."""
 
+    said_at: float | None = None
+    """When this was said, by the node's own clock; seconds since the epoch. A second opinion on what time it is."""
     seq: int
     """Rises with each change of phase, verdict or of in-flight to or from 0; `GET /state?after=<seq>` waits for it."""
     instance: str
@@ -105,16 +109,22 @@ class AgentState(Wire):
     """Seconds since the epoch."""
     started_at: float
     """When the agent first saw this engine run; seconds since the epoch."""
+    loaded_at: float | None = None
+    """When this engine run first listed its model; seconds since the epoch."""
+    verified_at: float | None = None
+    """When this engine run first answered a self-test; seconds since the epoch."""
     self_test: SelfTest = SelfTest()
     progress_at: float | None = None
     """When a token or iteration counter last grew; seconds since the epoch."""
-    in_flight: int | None = None
+    in_flight: int | None = Field(None, ge=0, le=MAX_COUNT)
     """Requests running or waiting inside the engine, our own self-test left out."""
-    running: int | None = None
-    waiting: int | None = None
+    running: int | None = Field(None, ge=0, le=MAX_COUNT)
+    waiting: int | None = Field(None, ge=0, le=MAX_COUNT)
     kv_utilization: float | None = None
     """0..1, share of KV blocks held by live requests."""
     generation_tokens: float | None = None
+    """Counter of this engine run; tokens of our own self-tests left out."""
     prompt_tokens: float | None = None
+    """The same for prompts."""
     missing: list[Signal] = []
     """Signals that the engine should publish and does not."""

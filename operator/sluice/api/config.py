@@ -23,17 +23,22 @@ class Images(_Config):
     """Defaults; what a revision once resolved stays with it (a new operator rolls nothing)."""
 
     vllm: str = "vllm/vllm-openai:v0.32.0"
+    """Engine of type `vLLM`, where `spec.engine.image` is not set."""
     engine: str = "sluice-engine:0.1.0"
     """Agent, router sidecar and simulated engine."""
     router: str = "sluice-router:0.1.0"
+    """smg, in router pods."""
     pull_policy: str = "IfNotPresent"
+    """Of all containers of engine and router pods: `Always`, `IfNotPresent` or `Never`."""
 
 
 class EngineDefaults(_Config):
     """Arguments that every new revision of the engine type gets before the user's own."""
 
     vllm_args: tuple[str, ...] = ()
+    """For type `vLLM`, before the user's own; of new revisions."""
     simulated_args: tuple[str, ...] = ()
+    """The same for type `Simulated`."""
 
 
 class Limits(_Config):
@@ -48,12 +53,15 @@ class OperatorConfig(_Config):
     namespaces: tuple[str, ...] = ()
     """Namespaces to serve; empty: all."""
     lease_namespace: str = names.SYSTEM_NAMESPACE
+    """Namespace of the operator: its Lease is there, and NetworkPolicies let it in from there."""
     router_token_file: Path = Path("/var/run/secrets/sluice/router/token")
     """The operator's projected token with the audience `sluice-router`."""
     operator_subject: str = f"system:serviceaccount:{names.SYSTEM_NAMESPACE}:{names.OPERATOR_SERVICE_ACCOUNT}"
     """The only subject whose token a router's sidecar accepts."""
     workers: int = Field(8, ge=1, le=64)
+    """Services looked at at the same time."""
     log_level: str = "INFO"
+    """As Python spells it: `DEBUG`, `INFO`, `WARNING`, `ERROR`."""
 
 
 def load(path: Path) -> OperatorConfig:

@@ -27,17 +27,29 @@ ROUTER_TOKEN_AUDIENCE: Final = "sluice-router"
 
 # Labels on our objects.
 LABEL_MANAGED_BY: Final = "app.kubernetes.io/managed-by"
+"""`sluice` on everything that the operator makes; it lists and watches only that."""
 LABEL_NAME: Final = "app.kubernetes.io/name"
+"""Name of the InferenceService; `sluice` on the operator's own objects."""
 LABEL_COMPONENT: Final = "app.kubernetes.io/component"
+"""`engine`, `router` or `operator`."""
 LABEL_SERVICE: Final = f"{GROUP}/service"
+"""Name of the InferenceService; a name over 63 characters is cut and carries a hash."""
 LABEL_SERVICE_UID: Final = f"{GROUP}/service-uid"
+"""UID of the InferenceService; what all selectors use."""
 LABEL_POOL: Final = f"{GROUP}/pool"
+"""Name of the pool."""
 LABEL_ROLE: Final = f"{GROUP}/role"
+"""Role of the pool."""
 LABEL_REVISION: Final = f"{GROUP}/revision"
+"""Revision that the instance was built from; also on its ControllerRevision."""
 LABEL_EPOCH: Final = f"{GROUP}/epoch"
+"""Build number: higher than that of any earlier instance of the pool."""
 LABEL_INSTANCE: Final = f"{GROUP}/instance"
+"""Name of the instance, which is the name of its pod."""
 LABEL_INDEX: Final = f"{GROUP}/index"
+"""Place of the instance in its pool, from 0; the smallest free one is taken."""
 LABEL_RANK: Final = f"{GROUP}/rank"
+"""Number of the pod in its instance; always 0, as an instance is one pod."""
 
 COMPONENT_ENGINE: Final = "engine"
 COMPONENT_ROUTER: Final = "router"
@@ -45,14 +57,33 @@ COMPONENT_OPERATOR: Final = "operator"
 
 # Annotations on our pods; the first two say where a drain stands, so that a restarted operator goes on there.
 ANNOTATION_DRAIN_STARTED_AT: Final = f"{GROUP}/drain-started-at"
+"""On an engine pod: when its drain began."""
 ANNOTATION_DRAIN_REASON: Final = f"{GROUP}/drain-reason"
+"""On an engine pod: why it is drained, as a reason code."""
+ANNOTATION_DRAIN_IN_FLIGHT: Final = f"{GROUP}/drain-in-flight"
+"""On an engine pod: requests in it when it began to leave, as the engine counted them; absent if unknown."""
+ANNOTATION_DRAIN_CANCELLED_AT: Final = f"{GROUP}/drain-cancelled-at"
+"""On an engine pod: when its drain was called off; for ten minutes it is the last that a scale-in picks."""
+ANNOTATION_DRAIN_REQUESTED: Final = f"{GROUP}/drain-requested"
+"""Set on an engine pod by a user (`kubectl sluice drain`), to a time or a reason: the instance is replaced, then
+drained and deleted. Removed before the pod is deleted, the drain is called off and the instance serves again."""
 ANNOTATION_SPEC_HASH: Final = f"{GROUP}/spec-hash"
-# Set by an administrator on a CRD by our generator: the operator refuses to run on an older schema.
+"""Digest of what the object was rendered from; equal means nothing to apply."""
+ANNOTATION_ROUTER_TEMPLATE: Final = f"{GROUP}/router-template"
+"""On a router Deployment: the pod template that we rendered for it, as JSON. A hand edit is brought back to this one,
+not to what a newer operator would render (which would restart routers)."""
 ANNOTATION_SCHEMA_VERSION: Final = f"{GROUP}/schema-version"
-# A user may set these on an InferenceService; they are echoed in status.
+"""On our CRDs, by the generator: the operator refuses to work on an older schema than its own."""
 ANNOTATION_RECONCILE_AT: Final = f"{GROUP}/reconcile-at"
+"""A user may set this on an InferenceService, to any new value, to have it looked at again now; status echoes it."""
+
+ANNOTATION_RETRY_AT: Final = f"{GROUP}/retry-at"
+"""A user may set this on an InferenceService, to any new value: what failed is tried again; status echoes it."""
+ANNOTATION_AVOIDS: Final = f"{GROUP}/avoids"
+"""On an engine pod: nodes that it was built to stay away from, separated by commas."""
 
 READINESS_GATE: Final = f"{GROUP}/routable"
+"""Condition of an engine pod, set by the operator: every router lists the instance."""
 
 # Containers of an engine pod and of a router pod.
 CONTAINER_ENGINE: Final = "engine"
@@ -62,13 +93,21 @@ CONTAINER_SIDECAR: Final = "sidecar"
 
 # Ports.
 PORT_OPERATOR: Final = 8080
+"""Operator: `/healthz`, `/readyz`, `/metrics`."""
 PORT_AGENT: Final = 9900
+"""Agent in an engine pod: `/state`, the engine's probes, `/drain` (preStop), `/metrics`."""
 PORT_ROUTER: Final = 30000
+"""Router pod: OpenAI API; where the Service leads to."""
 PORT_ROUTER_HEALTH: Final = 30001
+"""Router pod: smg's own probes."""
 PORT_ROUTER_METRICS: Final = 29000
+"""Router pod: smg's `/metrics`."""
 PORT_SIDECAR: Final = 9910
+"""Sidecar in a router pod: `/workers`, `/ready`, `/healthz`, `/metrics`."""
 PORT_SERVICE: Final = 80
+"""Service of an InferenceService: OpenAI API."""
 PORT_SIM_FAULTS: Final = 9876
+"""Simulated engine: fault switches and request ledger, without authentication."""
 
 MAX_CHILD_NAME: Final = 52
 """Characters. 63 is the limit of a label value and of a Service name; 11 are left to what Kubernetes adds

@@ -12,6 +12,8 @@ from sluice.api import names
 from sluice.api.wire import Wire
 
 MAX_WORKERS = 1024
+UNREACHABLE = "Unreachable"
+"""First word of `RoutedWorker.reason` when neither agent nor engine of a withheld worker can be reached."""
 
 
 class Worker(Wire):

@@ -13,6 +13,17 @@ from sluice.api.markers import atomic, list_map
 MAX_PROBLEMS = 16
 """Entries of `status.problems`; the rest is only counted."""
 
+MAX_DRAINS = 16
+"""Entries of `status.drains`; `pools[].draining` counts them all."""
+
+
+MAX_FAILURES = 8
+"""Entries of `status.lastFailures`."""
+MAX_AVOIDED = 16
+"""Entries of `status.avoidedNodes`."""
+MAX_BACKOFF = 8
+"""Entries of `status.pools[].backoff`."""
+
 
 class ConditionStatus(StrEnum):
     TRUE = "True"
@@ -46,6 +57,42 @@ class RevisionStatus(ApiModel):
     """The revision of the present spec."""
 
 
+class RolloutStatus(ApiModel):
+    """A rollout that is not complete: what decides whether it still moves."""
+
+    revision: str = Field("", max_length=63)
+    """The revision that is rolled out."""
+    attempt: str = Field("", max_length=16)
+    """Digest of the spec without replicas and of the annotation `retry-at`; another one is a new try."""
+    progress_at: str = Field("", max_length=64)
+    """When it last moved on: an instance more serves on the revision, or one of an older revision is gone."""
+    serving: int = Field(0, ge=0, le=100000)
+    """Most instances that served on the revision at one time."""
+    older: int = Field(0, ge=0, le=100000)
+    """Fewest instances of other revisions that were left."""
+    failed: str = Field("", max_length=64)
+    """Why it failed, as a reason code; empty while it goes on."""
+    message: str = Field("", max_length=512)
+    """What happened."""
+
+
+class SlotBackoff(ApiModel):
+    """A place in a pool whose instances failed one after the other: the next one waits."""
+
+    index: int = Field(0, ge=0, le=100000)
+    """Of the instance in its pool."""
+    revision: str = Field("", max_length=63)
+    """Revision of those instances."""
+    epoch: int = Field(0, ge=0)
+    """Build number of the last one that failed."""
+    failures: int = Field(0, ge=0, le=100000)
+    """Instances that failed in a row."""
+    reason: str = Field("", max_length=64)
+    """Why the last one failed."""
+    retry_at: str = Field("", max_length=64)
+    """From when the next one may be created."""
+
+
 class PoolStatus(ApiModel):
     """Instances of one pool, counted from what is observed."""
 
@@ -69,6 +116,10 @@ class PoolStatus(ApiModel):
     """Highest build number that an instance of this pool ever had; new instances get a higher one."""
     revision: RevisionStatus | None = None
     """Revisions of this pool."""
+    rollout: RolloutStatus | None = None
+    """The rollout under way, or the one that failed."""
+    backoff: list[SlotBackoff] = Field([], max_length=MAX_BACKOFF, json_schema_extra=atomic())
+    """Places whose instances failed, the last failure first, at most 8."""
 
 
 class Problem(ApiModel):
@@ -86,6 +137,55 @@ class Problem(ApiModel):
     """Where the pod runs; empty while it has no node."""
     since: str = Field("", max_length=64)
     """When this began, as an RFC 3339 time."""
+
+
+class DrainStatus(ApiModel):
+    """An instance that leaves and finishes its requests; the numbers are those of the moment `elapsedSeconds`."""
+
+    instance: str = Field(max_length=63)
+    """Name of the instance, which is the name of its pod."""
+    reason: str = Field(max_length=64)
+    """Why it leaves, the same word as in Events."""
+    in_flight: int | None = Field(None, ge=0)
+    """Requests in the engine, as it counts them; absent: unknown."""
+    of: int | None = Field(None, ge=0)
+    """Requests in the engine when the drain began; absent: unknown."""
+    elapsed_seconds: int | None = Field(None, ge=0)
+    """Seconds since the drain began, rounded down to tens; absent: unknown."""
+    timeout_seconds: int = Field(0, ge=0)
+    """Seconds after which the requests that are left are cut."""
+
+
+class Failure(ApiModel):
+    """How an instance failed, kept after its pod is gone."""
+
+    instance: str = Field(max_length=63)
+    """Name of the instance, which was the name of its pod."""
+    node: str = Field("", max_length=253)
+    """Where it ran; empty if it had no node."""
+    revision: str = Field("", max_length=63)
+    """Its revision."""
+    reason: str = Field(max_length=64)
+    """CrashLoop, OutOfMemory, StartupTimeout, SelfTestFailed, AdmissionFailed or PodFailed."""
+    exit_code: int | None = Field(None, ge=-2147483648, le=2147483647)
+    """Of the engine's container; absent if it never ended."""
+    message: str = Field("", max_length=2048)
+    """End of the engine's log or termination message, or the kubelet's words; older entries are cut shorter."""
+    at: str = Field("", max_length=64)
+    """When."""
+    replaced: bool = False
+    """True: the instance was given up; false: the kubelet restarted it in place."""
+
+
+class AvoidedNode(ApiModel):
+    """A node on which several instances failed; new ones are kept away from it."""
+
+    node: str = Field(min_length=1, max_length=253)
+    """Name of the node."""
+    until: str = Field(max_length=64)
+    """When it is used again; a time in the past means that it is."""
+    reason: str = Field("", max_length=256)
+    """What failed there, or why it is used again early."""
 
 
 class Summary(ApiModel):
@@ -114,5 +214,13 @@ class InferenceServiceStatus(ApiModel):
     """Short texts for `kubectl get`."""
     problems: list[Problem] = Field([], max_length=MAX_PROBLEMS, json_schema_extra=atomic())
     """Instances that do not serve as they should, worst first, at most 16."""
+    drains: list[DrainStatus] = Field([], max_length=MAX_DRAINS, json_schema_extra=atomic())
+    """Instances that leave and finish their requests, the longest under way first, at most 16."""
+    last_failures: list[Failure] = Field([], max_length=MAX_FAILURES, json_schema_extra=atomic())
+    """How instances failed, the last first, at most 8; stays after their pods are gone."""
+    avoided_nodes: list[AvoidedNode] = Field([], max_length=MAX_AVOIDED, json_schema_extra=list_map("node"))
+    """Nodes that new instances are kept away from, at most 16."""
+    last_handled_retry_at: str | None = Field(None, max_length=256)
+    """Value of the annotation `serving.sluice.dev/retry-at` that the operator last acted on."""
     last_handled_reconcile_at: str | None = Field(None, max_length=256)
     """Value of the annotation `serving.sluice.dev/reconcile-at` that the operator last acted on."""

@@ -259,6 +259,11 @@ class Health(ApiModel):
     default 60."""
     startup_timeout_seconds: int = Field(3600, ge=10, le=86400)
     """Seconds that an instance may take from its start to its first answered self-test; default 3600."""
+    max_restarts: int = Field(3, ge=0, le=100)
+    """Restarts of an engine's container within `restartWindowSeconds` that are left to the kubelet; an instance that
+    needs more is replaced, preferably on another node. Default 3."""
+    restart_window_seconds: int = Field(1800, ge=60, le=86400)
+    """Seconds over which restarts are counted; default 1800."""
 
 
 class Drain(ApiModel):
@@ -266,6 +271,11 @@ class Drain(ApiModel):
 
     timeout_seconds: int = Field(600, ge=0, le=86400)
     """Seconds that an instance that leaves may take to finish its requests; default 600."""
+
+
+class OnFailure(StrEnum):
+    ROLLBACK = "Rollback"
+    HOLD = "Hold"
 
 
 class Rollout(ApiModel):
@@ -284,7 +294,13 @@ class Rollout(ApiModel):
     max_surge: int = Field(1, ge=0, le=100)
     """Instances above `replicas` while a new revision comes up; default 1."""
     max_unavailable: int | None = Field(None, ge=0, le=100)
-    """Instances that may be missing during a rollout; unset counts as 0."""
+    """Instances that may be missing during a rollout. Unset: 0 while a surge finds a place, else one is drained before
+    its replacement starts. An explicit 0 is obeyed: without room for a surge the rollout waits and says so."""
+    progress_deadline_seconds: int = Field(3600, ge=10, le=604800)
+    """Seconds without any progress after which a rollout has failed; default 3600."""
+    on_failure: OnFailure = OnFailure.ROLLBACK
+    """When a rollout fails (deadline, restarts used up, image not pullable): `Rollback` to the last revision that
+    served in full, or `Hold` what is there. Default Rollback. A changed spec or annotation `retry-at` is a new try."""
     paused: bool = False
     """True: no instance is created on, or drained for, a new revision."""
 

@@ -38,6 +38,10 @@ MAX_INSTANCES: Final = 900
 """Of one service; leaves room for surges below the longest list that a router's sidecar takes (`MAX_WORKERS`)."""
 
 
+_NOT_IN_PODS: Final = {name: Health.model_fields[name].default for name in ("max_restarts", "restart_window_seconds")}
+"""The restart budget is the operator's alone: a changed one rolls nothing."""
+
+
 @dataclass(frozen=True, slots=True)
 class Refused:
     """Something declared that can't be carried out; a human has to change it."""
@@ -141,7 +145,7 @@ def _declaration(
         parallelism=pool.parallelism,
         accelerator=accelerator,
         pod_template=pool.pod_template,
-        health=spec.health,
+        health=spec.health.model_copy(update=_NOT_IN_PODS),
         drain=spec.drain,
     )
 
@@ -165,6 +169,12 @@ def _accelerator(
             Reason.PROFILE_NOT_FOUND,
         )
     defaults = sorted(name for name, obj in snapshot.profiles.items() if (obj.get("spec") or {}).get("default") is True)
+    if len(defaults) > 1:
+        return Refused(
+            f"spec.accelerator: AcceleratorProfiles {', '.join(defaults[:5])} are all marked as default; "
+            "leave `default: true` in one of them, or name a profile here",
+            Reason.PROFILE_NOT_FOUND,
+        )
     return _profile(snapshot, defaults[0], "the default AcceleratorProfile") if defaults else None
 
 

@@ -4,19 +4,22 @@
    readiness gate False, the routers' lists without it. The engine still accepts whatever a router sent a moment ago.
 2. Every router says that it let go, then the engine counts zero requests, then the pod is deleted.
 3. At the deadline it is deleted anyway, also if the agent or a router is silent, and the cut requests are reported.
+   The mark may be of another process with another clock, so our clock alone never ends a drain (`_is_over`).
 
 The pod's own preStop waits for in-flight zero once more, so a request that slipped in between is still answered.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from sluice.api import names
 from sluice.api.agent import EnginePhase
 from sluice.api.conditions import Reason
+from sluice.api.v1alpha1 import Drain
 from sluice.plan.actions import Annotate, Delete, ObjectRef, SetGate
 from sluice.plan.health import Instance
+from sluice.plan.revisions import Revision
 from sluice.plan.routing import RouterView, is_unrouted
 from sluice.plan.snapshot import Event
 from sluice.plan.times import format_moment
@@ -28,6 +31,9 @@ CHECK_S: Final = 1.0
 """How often a draining instance is looked at without an event."""
 PRESTOP_MARGIN_S: Final = 60.0
 """The grace period ends so long after the agent's own drain deadline (`pods.GRACE_MARGIN_S`)."""
+DEADLINE_GRACE_S: Final = 5
+"""Grace of a pod that is deleted at its deadline: preStop would wait for the same requests for the whole drain time
+once more, so the kubelet stops it after these seconds and gives the engine its minimum of 2 s."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +54,11 @@ def pod_ref(instance: Instance) -> ObjectRef:
 
 
 def mark(instance: Instance, reason: Reason, now: float) -> Annotate:
+    count = 0 if instance.engine_cannot_have_requests else instance.in_flight
     annotations = {
         names.ANNOTATION_DRAIN_STARTED_AT: format_moment(now),
         names.ANNOTATION_DRAIN_REASON: str(reason),
+        names.ANNOTATION_DRAIN_IN_FLIGHT: None if count is None else str(count),
     }
     return Annotate(pod_ref(instance), annotations, scope=instance.name)
 
@@ -64,9 +72,9 @@ def progress(instance: Instance, routers: Sequence[RouterView], timeout_s: float
     started = instance.pod.drain_started_at
     if started is None:
         raise AssertionError(f"{instance.name} does not drain")
-    if now >= started + timeout_s:
+    if _is_over(instance, started + timeout_s, timeout_s, now):
         # The pod's own grace would let preStop wait for the whole drain time once more.
-        return Progress(True, "", _ended_at_deadline(instance, timeout_s), grace_s=int(PRESTOP_MARGIN_S))
+        return Progress(True, "", _ended_at_deadline(instance, timeout_s), grace_s=DEADLINE_GRACE_S)
     if not is_unrouted(instance, routers):
         return Progress(False, "routers to let go of it")
     if instance.pod.drain_reason == Reason.NODE_LOST and instance.state is None:
@@ -82,9 +90,38 @@ def progress(instance: Instance, routers: Sequence[RouterView], timeout_s: float
         return Progress(False, "the agent to count the requests in flight")
     if instance.in_flight > 0:
         return Progress(False, "requests in flight")
-    if instance.heard_at < started + SETTLE_S:
+    if instance.heard_at < _unrouted_at(started, routers, now) + SETTLE_S:
         return Progress(False, "a count of the requests in flight from after it was unrouted")
     return Progress(True, "", _drained(instance, "no request is in flight"))
+
+
+def _is_over(instance: Instance, ends: float, timeout_s: float, now: float) -> bool:
+    """True if our clock says that the drain's time is up, and its node's clock says so too or this process has watched
+    the instance for as long by itself: a new leader whose clock is minutes ahead must cut nobody. Behind a wrong node
+    clock, or with a silent agent, a restart of the operator so prolongs a drain by its timeout at most."""
+    if now < ends:
+        return False
+    if instance.asked_s is not None and instance.asked_s >= timeout_s:
+        return True
+    said_at = instance.state.said_at if instance.state is not None else None
+    if said_at is not None:
+        return said_at + now - instance.heard_at >= ends
+    return instance.asked_s is None
+
+
+def _unrouted_at(started: float, routers: Sequence[RouterView], now: float) -> float:
+    """When the last list reached a router, if that was after the drain began: an operator that died in between leaves
+    the instance routed. A time in the future is another node's clock and says nothing."""
+    times = [router.last.wanted_at for router in routers if router.speaks and router.last and router.last.wanted_at]
+    return max([started, *(moment for moment in times if moment <= now)])
+
+
+def timeout_s(revisions: Iterable[Revision], instance: Instance) -> float:
+    """Seconds that the instance may drain: what its pod was built with."""
+    for revision in revisions:
+        if revision.id == instance.pod.revision:
+            return float(revision.declaration.drain.timeout_seconds)
+    return float(Drain().timeout_seconds)
 
 
 def delete(instance: Instance, reason: str, grace_s: int | None = None) -> Delete:

@@ -13,8 +13,12 @@ from sluice.plan.snapshot import ContainerFacts, ContainerPhase, NodeFacts, PodF
 from sluice.plan.times import parse_time
 
 MAX_TEXT = 1024
-"""Characters kept of foreign text (scheduler, kubelet, termination messages); cut and cleaned of control characters."""
+"""Characters kept of foreign text (scheduler, kubelet); cut and cleaned of control characters."""
 
+MAX_TERMINATION = 2048
+"""Characters kept of the end of a termination message; the kubelet itself keeps 2 KiB of a log."""
+
+_REPELLING = ("NoSchedule", "NoExecute")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]+")
 
 
@@ -57,6 +61,14 @@ def pod_facts(obj: Mapping[str, Any]) -> PodFacts:
         disruption_target=(_text(disruption.get("reason")) or "Unknown") if _is_true(disruption) else "",
         deletion_at=parse_time(meta.get("deletionTimestamp")),
         containers=tuple(_containers(status)),
+        deletion_grace_s=_seconds(meta.get("deletionGracePeriodSeconds")),
+        drain_in_flight=number if (number := _number(annotations.get(names.ANNOTATION_DRAIN_IN_FLIGHT))) >= 0 else None,
+        drain_requested=_request(annotations),
+        drain_cancelled_at=parse_time(annotations.get(names.ANNOTATION_DRAIN_CANCELLED_AT)),
+        scheduled_at=_since(scheduled, "True"),
+        unschedulable_since=None if node else _since(scheduled, "False"),
+        gate_was_set=names.READINESS_GATE in conditions,
+        avoids=tuple(filter(None, _text(annotations.get(names.ANNOTATION_AVOIDS)).split(","))),
     )
 
 
@@ -69,6 +81,8 @@ def node_facts(obj: Mapping[str, Any]) -> NodeFacts:
         uid=_text(meta.get("uid")),
         ready={"True": True, "False": False}.get(ready) if isinstance(ready, str) else None,
         unschedulable=spec.get("unschedulable") is True,
+        taints=tuple(sorted(_text(t.get("key")) for t in _maps(spec.get("taints")) if t.get("effect") in _REPELLING)),
+        is_being_deleted=bool(meta.get("deletionTimestamp")),
         allocatable={str(k): str(v) for k, v in _map(status.get("allocatable")).items()},
     )
 
@@ -95,6 +109,7 @@ def _container(entry: Mapping[str, Any]) -> ContainerFacts:
         phase, detail = ContainerPhase.TERMINATED, _map(state["terminated"])
     else:
         phase, detail = ContainerPhase.WAITING, _map(state.get("waiting"))
+    ended = detail if phase is ContainerPhase.TERMINATED else last
     code = (detail if phase is ContainerPhase.TERMINATED else last).get("exitCode")
     restarts = entry.get("restartCount")
     return ContainerFacts(
@@ -102,13 +117,16 @@ def _container(entry: Mapping[str, Any]) -> ContainerFacts:
         container_id=_text(entry.get("containerID")),
         phase=phase,
         reason=_text(detail.get("reason")),
-        message=_text(detail.get("message")),
+        message=_end(detail.get("message")) if phase is ContainerPhase.TERMINATED else _text(detail.get("message")),
         exit_code=code if isinstance(code, int) else None,
         last_reason=_text(last.get("reason")),
-        last_message=_text(last.get("message")),
+        last_message=_end(last.get("message")),
         ready=entry.get("ready") is True,
         started=entry.get("started") is True,
         restarts=restarts if isinstance(restarts, int) else 0,
+        started_at=parse_time(detail.get("startedAt")) if phase is ContainerPhase.RUNNING else None,
+        ended_at=parse_time(ended.get("finishedAt")),
+        ended_run_started_at=parse_time(ended.get("startedAt")),
     )
 
 
@@ -127,9 +145,32 @@ def _text(value: Any) -> str:
     return text if len(text) <= MAX_TEXT else text[: MAX_TEXT - 1] + "…"
 
 
+def _end(value: Any) -> str:
+    """A termination message: its end tells what happened."""
+    if not isinstance(value, str):
+        return ""
+    text = _CONTROL.sub(" ", value)
+    return text if len(text) <= MAX_TERMINATION else "…" + text[1 - MAX_TERMINATION :]
+
+
+def _since(condition: Mapping[str, Any], status: str) -> float | None:
+    return parse_time(condition.get("lastTransitionTime")) if condition.get("status") == status else None
+
+
 def _number(value: Any) -> int:
     """A label's number; -1 when absent or not one."""
     return int(value) if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) <= 9 else -1
+
+
+def _seconds(value: Any) -> float | None:
+    return float(value) if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+
+
+def _request(annotations: Mapping[str, Any]) -> str:
+    """What a user wrote into the drain request; an empty value is a request too."""
+    if names.ANNOTATION_DRAIN_REQUESTED not in annotations:
+        return ""
+    return _text(annotations[names.ANNOTATION_DRAIN_REQUESTED]) or "requested"
 
 
 def _is_true(condition: Any) -> bool:

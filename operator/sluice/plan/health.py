@@ -20,6 +20,9 @@ from sluice.plan.snapshot import AgentFacts, ContainerFacts, ContainerPhase, Nod
 SILENT_S: Final = 15.0
 """Age in seconds from which an agent's or router's last word counts as none; three of the observer's periods."""
 
+MAX_LOG_TEXT: Final = 300
+"""Characters of a termination message that a reason's message carries; `status.lastFailures` has more."""
+
 SERVES: Final = "answers inferences and every router lists it"
 
 _PULL_REASONS: Final = frozenset(
@@ -57,6 +60,14 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
+class GiveUp:
+    """Why an instance has to be replaced; decided by `failures` and `quarantine`."""
+
+    reason: Reason
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
 class Instance:
     """One instance as this pass sees it."""
 
@@ -71,6 +82,10 @@ class Instance:
     """When `state` was said, seconds since the epoch; 0 without one."""
     is_lost: bool = False
     """Its node is not ready and its agent is silent: no supply, replaced at once (D17)."""
+    gives_up: GiveUp | None = None
+    """It failed for good: no supply, drained and replaced."""
+    asked_s: float | None = None
+    """Seconds since this process asks its agent; null: it can't be asked."""
 
     @property
     def name(self) -> str:
@@ -82,13 +97,19 @@ class Instance:
         return self.pod.phase in ("Failed", "Succeeded")
 
     @property
+    def is_ended_by_kubelet(self) -> bool:
+        """Its node shuts down or is short of a resource: the kubelet ends the pod without deleting it. The other
+        reasons of a DisruptionTarget (eviction, pre-emption) come with a deletion, or are taken back."""
+        return self.pod.disruption_target == "TerminationByKubelet"
+
+    @property
     def is_leaving(self) -> bool:
         return self.pod.deletion_at is not None or self.pod.drain_started_at is not None
 
     @property
     def is_live(self) -> bool:
         """Counts as one of the pool's instances, serving or on the way to it."""
-        return not (self.is_leaving or self.is_dead or self.is_lost)
+        return not (self.is_leaving or self.is_dead or self.is_lost or self.gives_up)
 
     @property
     def is_serving(self) -> bool:
@@ -121,6 +142,8 @@ class Seen:
     """The agent said something at some time since this operator runs; False right after its start."""
     node: NodeFacts | None
     now: float
+    asked_s: float
+    """How long the agent was asked, which tells silence from not having asked yet."""
     startup_timeout_s: float
     """From the start of an engine run to its first answered self-test; infinite where unknown."""
 
@@ -128,16 +151,23 @@ class Seen:
     def is_lost(self) -> bool:
         """An absent node object proves nothing here (it may not be readable); Kubernetes' own pod garbage collector
         deletes the pods of nodes that are gone, and that is a deletion like any other."""
-        return self.state is None and self.node is not None and self.node.ready is not True
+        is_silent = self.state is None and (self.was_heard or self.asked_s > SILENT_S)
+        return is_silent and self.node is not None and self.node.ready is not True
 
 
 def assess(
-    pod: PodFacts, agent: AgentFacts | None, node: NodeFacts | None, now: float, startup_timeout_s: float
+    pod: PodFacts,
+    agent: AgentFacts | None,
+    node: NodeFacts | None,
+    now: float,
+    startup_timeout_s: float,
+    asked_s: float | None = None,
 ) -> Instance:
     """The instance before its routing is looked at: Serving is decided by `routing`, which asks the routers."""
     fresh = agent is not None and agent.age_s <= SILENT_S
     state = agent.state if agent is not None and fresh else None
-    seen = Seen(pod, state, agent is not None, node, now, startup_timeout_s)
+    patience_s = now - pod.created_at if asked_s is None else asked_s
+    seen = Seen(pod, state, agent is not None, node, now, patience_s, startup_timeout_s)
     finding = next(found for rule in RULES if (found := rule(seen)))
     return Instance(
         pod=pod,
@@ -148,6 +178,7 @@ def assess(
         state=state,
         heard_at=now - agent.age_s if agent is not None and fresh else 0.0,
         is_lost=seen.is_lost and pod.deletion_at is None,
+        asked_s=asked_s,
     )
 
 
@@ -209,7 +240,7 @@ def _crashed(seen: Seen) -> Finding | None:
     engine = seen.pod.container(names.CONTAINER_ENGINE)
     if engine is None or engine.phase is ContainerPhase.RUNNING or engine.exit_code is None:
         return None
-    return Finding(InstancePhase.FAILED, _exit_reason(engine), _exit_text(engine), Verdict.UNROUTE)
+    return Finding(InstancePhase.FAILED, exit_reason(engine), _exit_text(engine), Verdict.UNROUTE)
 
 
 def _silent(seen: Seen) -> Finding | None:
@@ -241,6 +272,8 @@ def _agents_word(seen: Seen) -> Finding:
             if state.reason == Reason.SELF_TEST_UNAUTHORIZED:  # it served before: a configuration fault, not illness
                 message = message or "the engine refuses the self-test's key"
                 return Finding(InstancePhase.VERIFYING, Reason.SELF_TEST_UNAUTHORIZED, message, Verdict.ROUTE)
+            if state.missing:
+                return Finding(InstancePhase.VERIFYING, Reason.METRICS_MISSING, _missing(state), Verdict.ROUTE)
             message = "answered a real inference; waits until every router lists it"
             return Finding(InstancePhase.VERIFYING, Reason.ROUTERS_STARTING, message, Verdict.ROUTE)
         case EnginePhase.SUSPECT:
@@ -253,13 +286,16 @@ def _agents_word(seen: Seen) -> Finding:
         case EnginePhase.DRAINING:
             message = message or "the pod was told to stop and finishes its requests"
             return Finding(InstancePhase.TERMINATING, Reason.EXTERNAL_DELETE, message, Verdict.UNROUTE)
+    if state.reason == Reason.SELF_TEST_UNAUTHORIZED:  # a configuration fault: never too late, never replaced (D15)
+        message = message or "the engine refuses the self-test's key"
+        return Finding(InstancePhase.VERIFYING, Reason.SELF_TEST_UNAUTHORIZED, message, Verdict.UNROUTE)
     if seen.now - state.started_at > seen.startup_timeout_s:
         return Finding(InstancePhase.LOADING, Reason.STARTUP_TIMEOUT, _late(seen), Verdict.UNROUTE)
     if state.phase is EnginePhase.LOADING:
         engine = seen.pod.container(names.CONTAINER_ENGINE)
         if engine is not None and engine.restarts > 0 and engine.exit_code is not None:
             # Between two crashes the engine loads again: the evidence must not vanish meanwhile (S080).
-            return Finding(InstancePhase.LOADING, _exit_reason(engine), _exit_text(engine), Verdict.UNROUTE)
+            return Finding(InstancePhase.LOADING, exit_reason(engine), _exit_text(engine), Verdict.UNROUTE)
         message = message or "the engine does not list its model yet"
         return Finding(InstancePhase.LOADING, Reason.LOADING, message, Verdict.UNROUTE)
     reason = _reason(state.reason, Reason.VERIFYING)
@@ -291,7 +327,17 @@ def _how_it_ended(pod: PodFacts) -> str:
     return _exit_text(engine) if engine is not None and engine.exit_code is not None else pod.phase
 
 
-def _exit_reason(container: ContainerFacts) -> Reason:
+def _missing(state: AgentState) -> str:
+    """Unknown is not zero, and no reason for a restart: only what needs these numbers is blind."""
+    signals = ", ".join(sorted(state.missing))
+    version = f" {state.version}" if state.version else ""
+    return (
+        f"the engine ({state.engine}{version}) does not publish {signals}: those numbers are unknown. "
+        "Was the metric renamed in this engine version?"
+    )
+
+
+def exit_reason(container: ContainerFacts) -> Reason:
     killed = "OOMKilled" in (container.reason, container.last_reason)
     return Reason.OUT_OF_MEMORY if killed else Reason.CRASH_LOOP
 
@@ -303,6 +349,8 @@ def _exit_text(container: ContainerFacts) -> str:
     message = (container.message if ended else container.last_message).strip()
     text = f"container {container.name} ended with exit code {container.exit_code}"
     text += f" ({reason})" if reason else ""
+    if len(message) > MAX_LOG_TEXT:
+        message = "…" + message[1 - MAX_LOG_TEXT :]  # the last lines say what happened
     return f"{text}: {message}" if message else text
 
 

@@ -4,31 +4,50 @@ The order of a plan's actions is safety first: drain marks, gates closed, worker
 opened, deletions. Each part decides for itself (`drain`, `rollout`, `routing`, …); nothing here counts or remembers.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Final
 
 from sluice.api.conditions import ConditionType, Reason
-from sluice.api.v1alpha1 import Drain
-from sluice.plan import children, drain, policies, revisions, router, services
+from sluice.plan import (
+    backoff,
+    children,
+    deadlines,
+    disruption,
+    drain,
+    leaving,
+    outcome,
+    policies,
+    quarantine,
+    revisions,
+    router,
+    services,
+    surge,
+)
 from sluice.plan.actions import Action, Annotate, Apply, Create, Delete, ObjectRef, PutWorkers, SetGate
 from sluice.plan.health import Instance, Verdict
 from sluice.plan.pods import build_pod
 from sluice.plan.problems import new_problem_events
 from sluice.plan.revisions import Revision
-from sluice.plan.rollout import Budget, Step, held_step, next_step, removed_step
+from sluice.plan.rollout import Budget, Leave, Step, held_step, next_step, removed_step
 from sluice.plan.routing import put_lists, wanted_workers
 from sluice.plan.scale import Member
 from sluice.plan.snapshot import Event, ServiceSnapshot
+from sluice.plan.timeline import first_serving
 from sluice.plan.view import PoolView, ServiceView, is_service_name, observe
 
 FAST_FAILURE_S: Final = 10.0
-"""A pod that failed within so many seconds of its creation is replaced only then: a node that rejects pods at
-admission would otherwise be offered one after the other without a pause."""
+"""A pod that failed within so many seconds of its creation is deleted only then, so that everyone sees how it ended."""
 STUCK_S: Final = 10.0
 """Seconds after the end of its grace period from which a pod that is still there counts as gone."""
+_HOLD_SURGE: Final = (Reason.SUPERSEDED, Reason.ROLLED_BACK, Reason.DRAIN_REQUESTED)
 LIMIT_CHECK_S: Final = 10.0
+CONFLICT_CHECK_S: Final = 30.0
+"""How often a name that is taken is looked at: objects of others are not watched."""
+YOUNG_S: Final = 90.0
+"""Age up to which a pod counts as one of the last minute's creations; some spare for the clocks' difference."""
 NODE_CHECK_S: Final = 5.0
 
 
@@ -54,6 +73,8 @@ class _Draft:
     marks: list[Annotate] = field(default_factory=list)
     closed: list[SetGate] = field(default_factory=list)
     leaving: set[str] = field(default_factory=set)
+    called_off: set[str] = field(default_factory=set)
+    """Instances whose drain ends in this pass: from the next one on they count again."""
     creates: list[tuple[Revision, int, int]] = field(default_factory=list)
     """(revision, index, epoch)."""
     deletes: list[Delete] = field(default_factory=list)
@@ -85,24 +106,40 @@ def plan(snapshot: ServiceSnapshot, now: float) -> Plan:
         _plan_size(view, pool, draft)
     _limit_creations(view, draft)
     _close_gates(view, draft)
+    for moment in disruption.deadlines(view):
+        draft.check_at(moment, view.now)
     applies, conflicts = _plan_children(view)
+    budgets = disruption.plan_budgets(view, draft.leaving)
+    if conflicts or budgets.conflicts:
+        draft.checks.append(CONFLICT_CHECK_S)
     actions: list[Action] = [
+        *budgets.raised,
         *draft.marks,
         *draft.closed,
         *_plan_routing(view, draft),
         *applies,
         *_new_revisions(view),
-        *(_create(view, *new) for new in draft.creates),
+        *_creations(view, draft),
         *_open_gates(view, draft),
         *draft.deletes,
+        *budgets.lowered,
+        *budgets.deleted,
         *_old_revisions(view),
     ]
     return Plan(
         actions=tuple(actions),
-        events=(*draft.events, *new_problem_events(view), *_rollout_events(view)),
+        events=(
+            *leaving.started_events(view, draft.marks),
+            *draft.events,
+            *new_problem_events(view),
+            *(told for i in view.instances if (told := first_serving(i, now)) and i.name not in draft.leaving),
+            *disruption.blocked_events(view),
+            *outcome.events(view),
+            *_rollout_events(view),
+        ),
         requeue_after_s=min(draft.checks, default=None),
         view=view,
-        conflicts=conflicts,
+        conflicts=(*conflicts, *budgets.conflicts),
     )
 
 
@@ -115,68 +152,143 @@ def _plan_deletion(view: ServiceView) -> Plan:
         return Plan(view=view)
     puts = put_lists(view.routers, (), is_ignorant=False, is_open=False)
     cuts = [event for i in view.instances if (event := drain.cut_by_others(i, view.now))]
-    return Plan(actions=puts, events=tuple(cuts), view=view)
+    forgotten = [
+        drain.delete(i, Reason.NODE_LOST, grace_s=0)
+        for i in view.instances
+        if disruption.is_beyond_recall(i, view.snapshot)
+    ]
+    return Plan(
+        (*puts, *forgotten), events=tuple(cuts), requeue_after_s=leaving.STEP_S if view.instances else None, view=view
+    )
 
 
 def _plan_leaving(view: ServiceView, pool: PoolView, instance: Instance, draft: _Draft) -> None:
     """What has to go whatever the spec says: drains under way, lost, dead, deleted by others."""
     pod, now = instance.pod, view.now
     if pod.deletion_at is not None:
-        cut = drain.cut_by_others(instance, now)
-        draft.events += [cut] if cut else []
-        draft.check_at(pod.deletion_at - drain.PRESTOP_MARGIN_S, now)
-        draft.check_at(pod.deletion_at + STUCK_S, now)
+        _plan_deleted(view, pool, instance, draft)
     elif instance.is_dead:
         if _failed_at_once(instance, now):
             draft.check_at(pod.created_at + FAST_FAILURE_S, now)
         else:
             draft.deletes.append(drain.delete(instance, Reason.POD_FAILED))
+    elif pod.drain_started_at is not None and disruption.is_called_off(view, pool, instance):
+        mark, event = disruption.call_off(instance, now)
+        draft.marks.append(mark)
+        draft.events.append(event)
+        draft.called_off.add(instance.name)
     elif pod.drain_started_at is not None:
-        step = drain.progress(instance, view.routers, _drain_timeout_s(pool, instance), now)
+        step = drain.progress(instance, view.routers, leaving.timeout_s(pool, instance), now)
         if step.delete:
             draft.deletes.append(drain.delete(instance, pod.drain_reason, step.grace_s))
             draft.events += [step.event] if step.event else []
         else:
             draft.checks.append(drain.CHECK_S)
-    elif instance.is_lost:
-        draft.let_go(instance, Reason.NODE_LOST, now)
+    elif (reason := _no_supply(instance)) is not None:
+        draft.let_go(instance, reason, now)
+        draft.events += _given_up(instance)
     elif (node := view.snapshot.nodes.get(pod.node)) is not None and node.ready is not True:
         draft.checks.append(NODE_CHECK_S)  # lost only once its agent is silent too
+
+
+def _no_supply(instance: Instance) -> Reason | None:
+    """Why an instance that nobody marked yet has to go; none of these costs any of the budget."""
+    if instance.is_lost:
+        return Reason.NODE_LOST
+    if instance.is_ended_by_kubelet:
+        return Reason.NODE_SHUTDOWN
+    return instance.gives_up.reason if instance.gives_up else None
+
+
+def _given_up(instance: Instance) -> list[Event]:
+    if instance.gives_up is None:
+        return []
+    note = f"Instance {instance.name} is given up and replaced: {instance.gives_up.message}"
+    return [Event(str(instance.gives_up.reason), note, warning=True, instance=instance.name, action="Replace")]
+
+
+def _plan_deleted(view: ServiceView, pool: PoolView, instance: Instance, draft: _Draft) -> None:
+    """A pod with a deletionTimestamp: its preStop waits for the requests, so there is little left but to tell."""
+    now, ends = view.now, instance.pod.deletion_at
+    if ends is None:
+        raise AssertionError(f"{instance.name} is not deleted")
+    cut = drain.cut_by_others(instance, now)
+    draft.events += [cut] if cut else []
+    draft.check_at(ends - drain.PRESTOP_MARGIN_S, now)
+    draft.check_at(ends + STUCK_S, now)
+    if noted := leaving.note_external(pool, instance):
+        draft.marks.append(noted[0])
+        draft.events.append(noted[1])
+    if disruption.is_beyond_recall(instance, view.snapshot):
+        draft.deletes.append(drain.delete(instance, Reason.NODE_LOST, grace_s=0))
+    elif instance.in_flight:
+        draft.checks.append(leaving.STEP_S)
 
 
 def _plan_size(view: ServiceView, pool: PoolView, draft: _Draft) -> None:
     """Instances to create and to let go, by the spec. A spec that can't be read changes nothing."""
     if view.desired is None:
         return
-    step, built_from = _step(view, pool)
+    step, built_from = _step(view, pool, draft)
     by_name = {instance.name: instance for instance in pool.live}
     for leave in step.leave:
         draft.let_go(by_name[leave.name], leave.reason, view.now)
-    held_back = sum(i.is_dead and i.pod.deletion_at is None and _failed_at_once(i, view.now) for i in pool.instances)
+    held_back = sum(i.name in draft.called_off for i in pool.instances)
+    for moment in deadlines.moments(view, pool):
+        if moment < math.inf:
+            draft.check_at(moment, view.now)
     if built_from is None:
         return
-    taken = {instance.pod.index for instance in pool.live if instance.name not in draft.leaving}
+    taken = {
+        i.pod.index
+        for i in pool.instances
+        if (i.is_live and i.name not in draft.leaving) or disruption.may_return(i, view.snapshot.nodes)
+    }
     for _ in range(max(0, step.create - held_back)):
         index = next(i for i in count() if i not in taken)
         taken.add(index)
-        draft.creates.append((built_from, index, pool.epoch + 1))
+        retry_at = backoff.blocked_until(pool.slots, index, built_from.id)
+        if view.now < retry_at:  # the place waits; others don't
+            draft.check_at(retry_at, view.now)
+        else:
+            draft.creates.append((built_from, index, pool.epoch + 1))
 
 
-def _step(view: ServiceView, pool: PoolView) -> tuple[Step, Revision | None]:
+def _step(view: ServiceView, pool: PoolView, draft: _Draft) -> tuple[Step, Revision | None]:
     """The pool's next step and the revision that new instances are built from."""
-    members = [
-        Member(i.name, i.pod.index, pool.is_updated(i), i.is_serving, _may_serve(i), i.in_flight) for i in pool.live
-    ]
+    members = [_member(view, pool, i) for i in pool.live if i.name not in draft.leaving]
     if view.desired is None or pool.declared is None:
         others = [other for other in view.pools if other.declared is not None]
         return removed_step(members, all(other.serving >= other.desired for other in others)), None
     rollout = view.desired.spec.rollout
-    budget = Budget(pool.desired, rollout.max_surge, rollout.max_unavailable or 0)
+    unavailable = surge.max_unavailable(rollout, pool.no_room, view.now)
+    budget = Budget(pool.desired, rollout.max_surge, unavailable, disruption.moves_unavailable(view, pool))
+    leaving_ones = sum(_holds_surge(i, view.now) for i in pool.instances)
     is_new = pool.current is not None and pool.target is not None and pool.current.id != pool.target.id
     if pool.target is None or (rollout.paused and is_new):
-        return held_step(members, budget), pool.current
-    leaving = sum(_holds_surge(i, view.now) for i in pool.instances)
-    return next_step(members, leaving, budget), pool.target
+        return held_step(members, budget, leaving_ones), pool.current
+    if pool.attempt is not None and pool.attempt.is_held and pool.desired:
+        # What failed stays to be looked at, and is no supply: what is missing without it comes back as it was.
+        counted = [m for m in members if m.may_serve or not m.is_new]
+        return held_step(counted, budget, leaving_ones), pool.current
+    step = next_step(members, leaving_ones, budget)
+    if pool.attempt is not None and pool.attempt.is_rolled_back:
+        leave = (Leave(x.name, Reason.ROLLED_BACK if x.reason is Reason.SUPERSEDED else x.reason) for x in step.leave)
+        step = Step(step.create, tuple(leave))
+    return step, pool.goal
+
+
+def _member(view: ServiceView, pool: PoolView, instance: Instance) -> Member:
+    return Member(
+        name=instance.name,
+        index=instance.pod.index,
+        is_new=pool.is_on_goal(instance),
+        is_serving=instance.is_serving and disruption.is_protected(instance, view.snapshot.nodes),
+        may_serve=_may_serve(instance),
+        in_flight=instance.in_flight,
+        moves=disruption.moves(instance, view.snapshot.nodes),
+        is_kept=disruption.is_kept(instance, view.now),
+    )
 
 
 def _may_serve(instance: Instance) -> bool:
@@ -184,22 +296,16 @@ def _may_serve(instance: Instance) -> bool:
 
 
 def _holds_surge(instance: Instance, now: float) -> bool:
-    """A superseded instance that still finishes its requests, and with them holds its accelerators."""
+    """A replaced instance that still finishes its requests, and with them holds its accelerators. What one on a node
+    that goes holds is of no use to anybody."""
     pod = instance.pod
     stuck = instance.is_lost or (pod.deletion_at is not None and now > pod.deletion_at + STUCK_S)
-    return pod.drain_started_at is not None and pod.drain_reason == Reason.SUPERSEDED and not stuck
+    return pod.drain_started_at is not None and pod.drain_reason in _HOLD_SURGE and not stuck
 
 
 def _failed_at_once(instance: Instance, now: float) -> bool:
-    return now < instance.pod.created_at + FAST_FAILURE_S
-
-
-def _drain_timeout_s(pool: PoolView, instance: Instance) -> float:
-    """The instance's own: what its pod was built with."""
-    for revision in (*pool.stored, *((pool.target,) if pool.target else ())):
-        if revision.id == instance.pod.revision:
-            return float(revision.declaration.drain.timeout_seconds)
-    return float(Drain().timeout_seconds)
+    # A pod from the future is one of a clock that is behind the API server's: it says nothing about speed.
+    return 0 <= now - instance.pod.created_at < FAST_FAILURE_S
 
 
 def _limit_creations(view: ServiceView, draft: _Draft) -> None:
@@ -210,6 +316,9 @@ def _limit_creations(view: ServiceView, draft: _Draft) -> None:
         return
     del draft.creates[left:]
     draft.checks.append(LIMIT_CHECK_S)
+    young = sum(i.is_live and i.pod.created_at > view.now - YOUNG_S for i in view.instances)
+    if young >= view.snapshot.recent_creations:
+        return  # all that was created is there: a large pool comes up, at the limit's pace
     note = (
         f"{limit} pods were created for this service within a minute; creation pauses. Something removes or fails "
         "the pods: see status.problems and the pods' events."
@@ -272,7 +381,8 @@ def _new_revisions(view: ServiceView) -> Iterator[Create]:
 def _old_revisions(view: ServiceView) -> Iterator[Delete]:
     for pool in view.pools:
         used = {instance.pod.revision for instance in pool.instances}
-        gone = revisions.unused(pool.stored, pool.target, pool.current, used)
+        served = pool.current or (pool.target if pool.is_rolled_out else None)
+        gone = revisions.unused(pool.stored, pool.target, served, used)
         if view.desired is not None and pool.declared is None and not pool.instances:
             gone = pool.stored  # the pool was removed and its last instance is gone
         for revision in gone:
@@ -280,10 +390,12 @@ def _old_revisions(view: ServiceView) -> Iterator[Delete]:
             yield Delete(ref, str(Reason.SUPERSEDED), scope=f"{revisions.KIND}/{revision.name}")
 
 
-def _create(view: ServiceView, revision: Revision, index: int, epoch: int) -> Create:
-    body = build_pod(view.snapshot, revision, index, epoch)
-    name = body["metadata"]["name"]
-    return Create(body, scope=name, instance=name)
+def _creations(view: ServiceView, draft: _Draft) -> Iterator[Create]:
+    where = quarantine.placement(view.avoided, view.failures, view.now)
+    for revision, index, epoch in draft.creates:
+        body = build_pod(view.snapshot, revision, index, epoch, where)
+        name = body["metadata"]["name"]
+        yield Create(body, scope=name, instance=name)
 
 
 def _rollout_events(view: ServiceView) -> Iterator[Event]:

@@ -13,6 +13,7 @@ from sluice.plan.engines import ADAPTERS
 from sluice.plan.engines.adapter import ENGINE_PORT, Launch
 from sluice.plan.engines.vllm import HOME, WEIGHTS_PATH
 from sluice.plan.metadata import child_metadata, stamped
+from sluice.plan.quarantine import ANYWHERE, Placement, place
 from sluice.plan.revisions import Revision
 from sluice.plan.snapshot import ServiceSnapshot
 from sluice.plan.template import engine_resources, overlay
@@ -41,8 +42,10 @@ def pod_name(snapshot: ServiceSnapshot, revision: Revision, index: int, epoch: i
     return names.child_name(snapshot.name, f"{snapshot.uid}/{revision.id}", revision.pool, f"{index}-{epoch}")
 
 
-def build_pod(snapshot: ServiceSnapshot, revision: Revision, index: int, epoch: int) -> dict[str, Any]:
-    """The pod of instance `index`, built for the `epoch`-th time, on `revision`."""
+def build_pod(
+    snapshot: ServiceSnapshot, revision: Revision, index: int, epoch: int, where: Placement = ANYWHERE
+) -> dict[str, Any]:
+    """The pod of instance `index`, built for the `epoch`-th time, on `revision`; `where` is wiring, no part of it."""
     declaration = revision.declaration
     name = pod_name(snapshot, revision, index, epoch)
     launch = ADAPTERS[declaration.engine.type].launch(declaration, revision.resolved.default_args)
@@ -72,7 +75,7 @@ def build_pod(snapshot: ServiceSnapshot, revision: Revision, index: int, epoch: 
         spec["tolerations"] = list(declaration.accelerator.tolerations)
     metadata = child_metadata(snapshot, name, names.COMPONENT_ENGINE, labels)
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
-    return stamped(overlay(pod, declaration.pod_template))
+    return stamped(place(overlay(pod, declaration.pod_template), where))
 
 
 def drain_token(snapshot: ServiceSnapshot, instance: str) -> str:
@@ -140,8 +143,11 @@ def _engine(snapshot: ServiceSnapshot, revision: Revision, name: str, launch: La
         "startupProbe": http_probe("/startup", names.PORT_AGENT, period=_STARTUP_PERIOD_S, timeout=2, failures=startup),
         "readinessProbe": http_probe("/ready", names.PORT_AGENT, period=2, timeout=2, failures=1),
         # Fails only from 10 s after Hung; a restart must not wait in preStop for an engine that answers nothing.
+        # A minute of patience, because an agent that is away fails it too: its container comes back only after the
+        # kubelet's restart back-off, 10 s from its second crash on and 20 s from the third, and a healthy engine
+        # outlasts that.
         "livenessProbe": {
-            **http_probe("/alive", names.PORT_AGENT, period=5, timeout=3, failures=2),
+            **http_probe("/alive", names.PORT_AGENT, period=5, timeout=3, failures=12),
             "terminationGracePeriodSeconds": 30,
         },
         "lifecycle": {"preStop": {"httpGet": {"path": "/drain", "port": names.PORT_AGENT, "httpHeaders": [header]}}},

@@ -1,7 +1,8 @@
 """NetworkPolicies of a service: engine ports are administration ports and nobody but our own may reach them (S106).
 
-Engines answer the service's routers; agents answer routers, operator and Prometheus; a router's sidecar takes lists
-from the operator and its siblings only. Engines load from a mounted claim, so their way out is DNS.
+Engines answer the service's routers, and Prometheus, because their metrics are on the same port; agents answer
+routers, operator and Prometheus; a router's sidecar takes lists from the operator and its siblings only. Engines load
+from a mounted claim, so their way out is DNS.
 """
 
 from typing import Any, Final
@@ -33,7 +34,7 @@ def build_engine_policy(snapshot: ServiceSnapshot) -> dict[str, Any]:
         engine_policy_name(snapshot),
         engine_selector(snapshot),
         ingress=[
-            {"from": [router], "ports": _tcp(ENGINE_PORT)},
+            {"from": [router, _PROMETHEUS], "ports": _tcp(ENGINE_PORT)},
             {"from": [router, _operator(snapshot), _PROMETHEUS], "ports": _tcp(names.PORT_AGENT)},
         ],
         egress=[_DNS],

@@ -36,7 +36,7 @@ def is_problem(instance: Instance) -> bool:
     if instance.is_leaving:
         return False
     if instance.is_serving:
-        return instance.reason in (Reason.AGENT_SILENT, Reason.SELF_TEST_UNAUTHORIZED)
+        return instance.reason in (Reason.AGENT_SILENT, Reason.SELF_TEST_UNAUTHORIZED, Reason.METRICS_MISSING)
     return instance.phase in _BAD_PHASES or instance.reason in _BAD_REASONS
 
 

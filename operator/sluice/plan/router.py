@@ -2,11 +2,14 @@
 
 A router pod is smg beside our sidecar, which alone writes smg's worker list. The Deployment is rendered anew only when
 what the service declares about routing changed: a new operator's images or wiring must not restart routers under
-traffic (S096), so otherwise the live pod template is kept as it is.
+traffic (S096). What was rendered is therefore kept on the Deployment itself; edits by others are brought back to it.
 """
 
+import json
 from collections.abc import Mapping
 from typing import Any, Final
+
+from pydantic import ValidationError
 
 from sluice.api import names
 from sluice.api.router import SidecarConfig
@@ -57,13 +60,19 @@ def build_budget(snapshot: ServiceSnapshot) -> dict[str, Any]:
 def build_deployment(
     snapshot: ServiceSnapshot, spec: InferenceServiceSpec, live: Mapping[str, Any] | None
 ) -> dict[str, Any]:
-    """The Deployment; `live` is the present one of ours, whose pod template stays while the declaration is the same."""
-    declared = spec_digest(_declared(spec))
-    template = _kept_template(live, declared) or _template(snapshot, spec)
+    """The Deployment; `live` is the present one of ours: the template rendered for it stays while the declaration is
+    the same."""
+    template = _kept_template(live, spec)
+    if template is None or _subject(template) != snapshot.config.operator_subject:
+        template = _template(snapshot, spec)
+    kept = {names.ANNOTATION_ROUTER_TEMPLATE: json.dumps(template, sort_keys=True, separators=(",", ":"))}
     body = {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
-        "metadata": child_metadata(snapshot, router_name(snapshot), names.COMPONENT_ROUTER),
+        "metadata": {
+            **child_metadata(snapshot, router_name(snapshot), names.COMPONENT_ROUTER),
+            "annotations": kept,
+        },
         "spec": {
             "replicas": spec.routing.replicas,
             "revisionHistoryLimit": 2,
@@ -73,7 +82,7 @@ def build_deployment(
             "template": template,
         },
     }
-    return stamped(body, declared)
+    return stamped(body, _digest(spec, template))
 
 
 def _declared(spec: InferenceServiceSpec) -> dict[str, Any]:
@@ -81,22 +90,33 @@ def _declared(spec: InferenceServiceSpec) -> dict[str, Any]:
     return {"policy": str(spec.routing.policy), "drainSeconds": spec.drain.timeout_seconds}
 
 
-def _kept_template(live: Mapping[str, Any] | None, declared: str) -> dict[str, Any] | None:
-    if live is None:
-        return None
-    annotations = live["metadata"].get("annotations") or {}
-    template = (live.get("spec") or {}).get("template")
-    if not template or annotations.get(names.ANNOTATION_SPEC_HASH) != declared:
-        return None
-    kept: dict[str, Any] = _without_nulls(template)
-    return kept
+def _digest(spec: InferenceServiceSpec, template: Mapping[str, Any]) -> str:
+    """Of the template too, so that an edited record of it is none of ours."""
+    return spec_digest({"declared": _declared(spec), "template": template})
 
 
-def _without_nulls(value: Any) -> Any:
-    """Server-side apply refuses nulls, which the API itself writes (`creationTimestamp: null` in templates)."""
-    if isinstance(value, Mapping):
-        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
-    return [_without_nulls(item) for item in value] if isinstance(value, list) else value
+def _kept_template(live: Mapping[str, Any] | None, spec: InferenceServiceSpec) -> dict[str, Any] | None:
+    """The template that the live Deployment was rendered with; None if there is none for this declaration."""
+    annotations = (live["metadata"].get("annotations") or {}) if live is not None else {}
+    try:
+        template = json.loads(annotations.get(names.ANNOTATION_ROUTER_TEMPLATE) or "null")
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(template, dict) or annotations.get(names.ANNOTATION_SPEC_HASH) != _digest(spec, template):
+        return None
+    return template
+
+
+def _subject(template: Mapping[str, Any]) -> str:
+    """Whose lists the router takes: one that refuses the present operator (it moved) has to be made anew."""
+    for container in (template.get("spec") or {}).get("initContainers") or []:
+        for variable in container.get("env") or []:
+            if variable.get("name") == "SLUICE_ROUTER_CONFIG":
+                try:
+                    return SidecarConfig.model_validate_json(variable.get("value") or "").operator_subject
+                except ValidationError:
+                    return ""
+    return ""
 
 
 def _template(snapshot: ServiceSnapshot, spec: InferenceServiceSpec) -> dict[str, Any]:

@@ -6,6 +6,8 @@ Whoever can't serve yet goes before anyone who serves (S023), and of those who s
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from sluice.api.conditions import Reason
+
 
 @dataclass(frozen=True, slots=True)
 class Member:
@@ -16,12 +18,20 @@ class Member:
     is_new: bool
     """On the pool's target revision."""
     is_serving: bool
-    """Available: every router lists it."""
+    """Available: every router lists it, and Kubernetes counts it as Ready, so that a disruption budget protects it."""
     may_serve: bool
     """Serves, or did a moment ago and only a router's word is missing: a router that restarts must not make healthy
     instances look expendable."""
     in_flight: int | None
     """Requests in the engine; None (unknown) counts as the most, never as none."""
+    moves: Reason | None = None
+    """Why it has to be replaced whatever its revision: its node goes, or a user asked for it."""
+    is_kept: bool = False
+    """A user just called its drain off: others go first."""
+
+    @property
+    def must_go(self) -> bool:
+        return not self.is_new or self.moves is not None
 
 
 def victims(members: Sequence[Member], excess: int) -> tuple[Member, ...]:
@@ -29,6 +39,7 @@ def victims(members: Sequence[Member], excess: int) -> tuple[Member, ...]:
     return tuple(sorted(members, key=_cost)[: max(0, excess)])
 
 
-def _cost(member: Member) -> tuple[bool, bool, float, int, str]:
+def _cost(member: Member) -> tuple[bool, bool, bool, bool, float, int, str]:
     busy = float("inf") if member.in_flight is None else float(member.in_flight)
-    return member.may_serve, member.is_new, busy, -member.index, member.name
+    stays = member.moves is None
+    return member.is_kept, member.may_serve, stays, member.is_new, busy, -member.index, member.name

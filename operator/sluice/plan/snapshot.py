@@ -37,6 +37,12 @@ class ContainerFacts:
     ready: bool
     started: bool
     restarts: int
+    started_at: float | None = None
+    """Start of the present run if Running; null otherwise."""
+    ended_at: float | None = None
+    """End of the last run that ended (the present state if Terminated); null if none ended."""
+    ended_run_started_at: float | None = None
+    """Start of that run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +86,22 @@ class PodFacts:
     deletion_at: float | None
     """deletionTimestamp; null while nobody deleted the pod."""
     containers: tuple[ContainerFacts, ...]
+    deletion_grace_s: float | None = None
+    """Grace period that the deletion was given; `deletion_at` is its end. Null while nobody deleted the pod."""
+    drain_in_flight: int | None = None
+    """Requests when the drain began, from our annotation; null: not noted."""
+    drain_requested: str = ""
+    """Value of the annotation by which a user asks for a drain; "" without one."""
+    drain_cancelled_at: float | None = None
+
+    scheduled_at: float | None = None
+    """When the scheduler bound it; null while it is not, or if unknown."""
+    unschedulable_since: float | None = None
+    """When the scheduler first found no node for it; null once bound."""
+    gate_was_set: bool = False
+    """The routable condition stands there, True or False: the instance served at some time."""
+    avoids: tuple[str, ...] = ()
+    """Nodes that the pod was built to stay away from, from our annotation."""
 
     def container(self, name: str) -> ContainerFacts | None:
         return next((c for c in self.containers if c.name == name), None)
@@ -93,6 +115,9 @@ class NodeFacts:
     """Null: the Ready condition is Unknown (the node's kubelet went silent)."""
     unschedulable: bool
     allocatable: Mapping[str, str]
+    taints: tuple[str, ...] = ()
+    """Keys of the taints that keep new pods away or drive pods out (NoSchedule, NoExecute), sorted."""
+    is_being_deleted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,10 +158,14 @@ class ServiceSnapshot:
     config: OperatorConfig
     signing_keys: str
     """The cluster's public ServiceAccount signing keys (JSON Web Key Set) for the routers; "" while unknown."""
+    asked_s: Mapping[str, float] = field(default_factory=dict)
+    """Engine pod UID to the seconds since its agent is asked; without an entry it can't be asked (no address)."""
     recent_creations: int = 0
     """Pods created for this service in the last minute (circuit breaker)."""
     profiles_known: bool = True
     """False: the AcceleratorProfile kind is not served or not readable, so absence proves nothing."""
+    nodes_known: bool = False
+    """True: nodes are readable and were listed, so a node that is not in `nodes` does not exist."""
 
     @property
     def uid(self) -> str:

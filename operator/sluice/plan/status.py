@@ -7,6 +7,7 @@ What kstatus, Flux and Argo CD read (Ready, Reconciling, Stalled, observedGenera
 | starting, rolling out, scaling, draining, transient error | as it last was | True | False |
 | nothing serves, or an instance has a problem | False | True | False |
 | will not succeed without a change by a human | False | False | True |
+| rollout failed, what was there before serves | as it serves | False | True |
 | all desired instances of this generation serve | True | False | False |
 | scaled to zero, suspended | True | False | False |
 
@@ -19,20 +20,25 @@ from typing import Any, Final
 
 from sluice.api import names
 from sluice.api.conditions import ConditionType, Reason, condition
+from sluice.api.router import UNREACHABLE, WorkerStatus
 from sluice.api.status import InferenceServiceStatus
 from sluice.api.v1alpha1 import EngineType
-from sluice.plan.actions import Apply, Create, Outcome, Result
-from sluice.plan.health import InstancePhase
+from sluice.plan import children, disruption, outcome
+from sluice.plan.actions import Action, Apply, Create, Outcome, Result, target_of
+from sluice.plan.health import InstancePhase, Verdict
+from sluice.plan.leaving import count_drains, drain_entries, drains_text
 from sluice.plan.planner import Plan
 from sluice.plan.problems import is_problem, problem_entries, problem_instances
 from sluice.plan.routing import RouterView
-from sluice.plan.services import service_url
+from sluice.plan.services import service_name, service_url
 from sluice.plan.snapshot import ServiceSnapshot
 from sluice.plan.times import format_time
 from sluice.plan.view import PoolView, ServiceView, observe
 
 MAX_POOLS: Final = 16
 """Entries of `status.pools`: eight declared ones and as many that still drain."""
+MAX_POOL_NAME: Final = 20
+"""Characters; a pod's label may have 63, and anyone with the right to edit pods can write there."""
 
 _UNHEALTHY: Final = (InstancePhase.FAILED, InstancePhase.HUNG, InstancePhase.SUSPECT)
 _FOR_GOOD: Final = frozenset({Reason.NAME_CONFLICT, Reason.FORBIDDEN, Reason.REJECTED})
@@ -67,11 +73,13 @@ def compute_status(snapshot: ServiceSnapshot, plan: Plan, results: Sequence[Resu
             )
             for kind, says in said.items()
         ],
-        "pools": [_pool(pool, results) for pool in view.pools if pool.declared or pool.instances][:MAX_POOLS],
+        "pools": [_pool(pool, results) for pool in view.pools if _is_shown(pool)][:MAX_POOLS],
         "problems": problem_entries(view, results),
+        "drains": drain_entries(view),
+        **outcome.service_entry(view),
         "summary": _summary(view),
     }
-    if view.desired is not None:
+    if view.desired is not None and _is_addressed(snapshot, results):
         status["url"] = service_url(snapshot)
     revision = _service_revision(view)
     if revision:
@@ -81,7 +89,8 @@ def compute_status(snapshot: ServiceSnapshot, plan: Plan, results: Sequence[Resu
         status["lastHandledReconcileAt"] = str(handled)[:256]
     # Through the model, so that every field with a default stands there: the API server would add it, and a status
     # that differs from what we would write is written again for ever.
-    return InferenceServiceStatus.model_validate(status).model_dump(mode="json", by_alias=True, exclude_none=True)
+    whole = InferenceServiceStatus.model_validate(status)
+    return outcome.fitted(whole.model_dump(mode="json", by_alias=True, exclude_none=True))
 
 
 def _conditions(
@@ -90,12 +99,15 @@ def _conditions(
     accepted = _accepted(view)
     stalled = _stalled(view, accepted, plan, results)
     reconciling = Says(False, stalled.reason, stalled.message) if stalled.status else _reconciling(view, results)
+    drains = drains_text(drain_entries(view), count_drains(view))
+    if reconciling.status and drains:
+        reconciling = Says(True, reconciling.reason, f"{reconciling.message}; {drains}")
     said = {
         ConditionType.READY: _ready(view, stalled, reconciling, before.get(ConditionType.READY)),
         ConditionType.RECONCILING: reconciling,
         ConditionType.STALLED: stalled,
         ConditionType.ACCEPTED: accepted,
-        ConditionType.ROUTED: _routed(view, plan, before.get(ConditionType.ROUTED)),
+        ConditionType.ROUTED: _routed(view, plan, results, before.get(ConditionType.ROUTED)),
         ConditionType.ROLLOUT_COMPLETE: _rollout(view, accepted),
     }
     if view.desired is not None:
@@ -116,10 +128,12 @@ def _stalled(view: ServiceView, accepted: Says, plan: Plan, results: Sequence[Re
     if plan.conflicts:
         return Says(True, Reason.NAME_CONFLICT, "; ".join(conflict.message for conflict in plan.conflicts))
     for result in results:
-        is_child = isinstance(result.action, Apply | Create)
+        is_child = isinstance(result.action, Apply | Create) and not _is_taken(result)
         if is_child and result.outcome is Outcome.REFUSED and result.reason in _FOR_GOOD:
             return Says(True, Reason(result.reason), result.message)
-    del view
+    failed = outcome.failed_rollout(view) or outcome.nothing_serves(view)
+    if failed is not None:
+        return Says(True, *failed)
     return Says(False, Reason.VALID, "nothing needs a change by a human")
 
 
@@ -131,11 +145,16 @@ def _reconciling(view: ServiceView, results: Sequence[Result]) -> Says:
         if result.outcome in (Outcome.REFUSED, Outcome.FAILED) and result.reason in Reason.__members__.values():
             return Says(True, Reason(result.reason), result.message)
     pools = [pool for pool in view.pools if pool.declared]
+    blocked = [found for pool in pools if (found := disruption.blocked(view, pool))]
+    if blocked:
+        return Says(True, Reason.NODE_DRAIN_BLOCKED, "; ".join(found.message for found in blocked))
     rolling = [pool for pool in pools if not pool.is_rolled_out and pool.current and _is_new(pool)]
     if rolling:
-        text = "; ".join(_rollout_text(pool) for pool in rolling)
-        paused = view.desired is not None and view.desired.spec.rollout.paused
-        return Says(True, Reason.ROLLOUT_PAUSED if paused else Reason.ROLLING_OUT, text)
+        text = "; ".join([*(_rollout_text(pool) for pool in rolling), *outcome.missing_room(view)])
+        return Says(True, _rollout_reason(view), text)
+    if moving := disruption.moving(view):
+        reason = disruption.moves(moving[0], view.snapshot.nodes) or Reason.NODE_DRAIN
+        return Says(True, reason, f"{len(moving)} instances are replaced before they leave: {_moving_text(view)}")
     missing = [pool for pool in pools if pool.serving < pool.desired]
     if missing:
         return Says(True, Reason.STARTING, "; ".join(_serving_text(pool) for pool in missing))
@@ -148,7 +167,9 @@ def _reconciling(view: ServiceView, results: Sequence[Result]) -> Says:
 
 
 def _ready(view: ServiceView, stalled: Says, reconciling: Says, before: Mapping[str, Any] | None) -> Says:
-    if stalled.status:
+    failed = outcome.failed_rollout(view)
+    is_served = failed is not None and stalled == Says(True, *failed) and outcome.serves_on(view)
+    if stalled.status and not is_served:
         return Says(False, stalled.reason, stalled.message)
     if view.snapshot.is_being_deleted:
         return Says(False, Reason.DRAINING, reconciling.message)
@@ -172,10 +193,36 @@ def _ready(view: ServiceView, stalled: Says, reconciling: Says, before: Mapping[
     return Says(was, reconciling.reason, text)
 
 
-def _routed(view: ServiceView, plan: Plan, before: Mapping[str, Any] | None) -> Says:
-    conflict = next((c for c in plan.conflicts if c.kind == "Service"), None)
+def _is_address(action: Action, snapshot: ServiceSnapshot) -> bool:
+    """True for the apply of the Service that users call."""
+    return isinstance(action, Apply) and target_of(action) == ("Service", snapshot.namespace, service_name(snapshot))
+
+
+def _is_addressed(snapshot: ServiceSnapshot, results: Sequence[Result]) -> bool:
+    """The Service at our name is ours, or was made in this pass: else the address may lead to somebody else."""
+    made = any(_is_address(r.action, snapshot) and r.outcome in (Outcome.DONE, Outcome.UNCHANGED) for r in results)
+    return made or children.own(snapshot, "Service", service_name(snapshot)) is not None
+
+
+def _no_address(view: ServiceView, plan: Plan, results: Sequence[Result]) -> Says | None:
+    """Why users can't reach the routers by the service's name; None if they can."""
+    snapshot = view.snapshot
+    conflict = next((c for c in plan.conflicts if (c.kind, c.name) == ("Service", service_name(snapshot))), None)
     if conflict is not None:
         return Says(False, Reason.NAME_CONFLICT, conflict.message)
+    if _is_addressed(snapshot, results):
+        return None
+    for result in results:  # an object without our label is not watched: only the API's answer tells of it
+        is_refused = result.outcome is Outcome.REFUSED and result.reason in Reason.__members__.values()
+        if is_refused and _is_address(result.action, snapshot):
+            return Says(False, Reason(result.reason), result.message)
+    return None
+
+
+def _routed(view: ServiceView, plan: Plan, results: Sequence[Result], before: Mapping[str, Any] | None) -> Says:
+    unreachable = _no_address(view, plan, results)
+    if unreachable is not None:
+        return unreachable
     live = [router for router in view.routers if router.takes_requests]
     reason = str((before or {}).get("reason"))
     if before and any(router.last is None for router in live) and reason in Reason.__members__.values():
@@ -192,7 +239,7 @@ def _routed(view: ServiceView, plan: Plan, before: Mapping[str, Any] | None) -> 
         return Says(True, Reason.ROUTED, f"{len(live)} routers list every serving instance")
     if sum(pool.desired for pool in view.pools) == 0:
         return Says(False, Reason.IDLE, "no instance is wanted, so routers have nothing to route to")
-    if any(i.phase is InstancePhase.VERIFYING and i.reason is Reason.ROUTERS_STARTING for i in view.instances):
+    if any(i.phase is InstancePhase.VERIFYING and i.verdict is Verdict.ROUTE for i in view.instances):
         return Says(False, Reason.ROUTERS_STARTING, "an instance is ready; not every router lists it yet")
     return Says(False, Reason.NO_INSTANCE_SERVING, "no instance has answered an inference yet")
 
@@ -202,7 +249,10 @@ def _blind_router(view: ServiceView, live: Sequence[RouterView]) -> str | None:
     for router in live:
         for instance in view.instances:
             entry = router.entry(instance)
-            if entry is not None and entry.status in ("not_ready", "failed") and instance.pod.gate:
+            is_cut = entry is not None and (
+                entry.status in (WorkerStatus.NOT_READY, WorkerStatus.FAILED) or entry.reason.startswith(UNREACHABLE)
+            )
+            if is_cut and instance.pod.gate and instance.state is not None:
                 return f"router {router.pod.name} can't reach instance {instance.name}, which answers its own agent"
     return None
 
@@ -214,9 +264,18 @@ def _rollout(view: ServiceView, accepted: Says) -> Says:
     left = [pool for pool in view.pools if not pool.declared and pool.instances]
     if not waiting and not left:
         return Says(True, Reason.UP_TO_DATE, "all instances are of the present revision")
-    paused = view.desired is not None and view.desired.spec.rollout.paused
-    text = "; ".join([*map(_rollout_text, waiting), *(f"pool {pool.name}: is removed" for pool in left)])
-    return Says(False, Reason.ROLLOUT_PAUSED if paused else Reason.ROLLING_OUT, text)
+    failed = outcome.failed_rollout(view)
+    if failed is not None:
+        return Says(False, *failed)
+    texts = [_rollout_text(pool) for pool in waiting]
+    text = "; ".join([*texts, *(f"pool {pool.name}: is removed" for pool in left), *outcome.missing_room(view)])
+    return Says(False, _rollout_reason(view), text)
+
+
+def _rollout_reason(view: ServiceView) -> Reason:
+    if view.desired is not None and view.desired.spec.rollout.paused:
+        return Reason.ROLLOUT_PAUSED
+    return Reason.NO_SURGE_CAPACITY if outcome.missing_room(view) else Reason.ROLLING_OUT
 
 
 def _weights(view: ServiceView) -> Says:
@@ -225,6 +284,11 @@ def _weights(view: ServiceView) -> Says:
         return Says(True, Reason.NOT_NEEDED, "the simulated engine reads no weights")
     claim = spec.model.uri.removeprefix("pvc://").split("/", 1)[0]
     return Says(True, Reason.CLAIM, f"read by the engines from PersistentVolumeClaim {claim}; not checked before")
+
+
+def _is_shown(pool: PoolView) -> bool:
+    """Not under a name that only an edited pod label has and that the status' schema refuses."""
+    return bool(pool.declared or (pool.instances and 0 < len(pool.name) <= MAX_POOL_NAME))
 
 
 def _pool(pool: PoolView, results: Sequence[Result]) -> dict[str, Any]:
@@ -238,6 +302,7 @@ def _pool(pool: PoolView, results: Sequence[Result]) -> dict[str, Any]:
         "updated": sum(pool.is_updated(i) for i in pool.live),
         "draining": sum(i.is_leaving for i in pool.instances),
         "unhealthy": sum(i.phase in _UNHEALTHY for i in pool.instances),
+        **outcome.pool_entry(pool),
         "epoch": max(pool.epoch, *(_created_epoch(r, pool.name) for r in results), 0),
     }
     revision = _pool_revision(pool)
@@ -245,12 +310,19 @@ def _pool(pool: PoolView, results: Sequence[Result]) -> dict[str, Any]:
 
 
 def _created_epoch(result: Result, pool: str) -> int:
-    """Build number of a pod of the pool that this pass created; 0 for any other action."""
-    if not isinstance(result.action, Create) or result.outcome is not Outcome.DONE:
+    """Build number of a pod of the pool that this pass created, or whose name is taken by a pod of somebody else: the
+    next attempt uses another. 0 for any other action."""
+    if not isinstance(result.action, Create) or not (result.outcome is Outcome.DONE or _is_taken(result)):
         return 0
     labels = result.action.body["metadata"].get("labels") or {}
     is_pod = bool(result.action.instance) and labels.get(names.LABEL_POOL) == pool
     return int(labels.get(names.LABEL_EPOCH) or 0) if is_pod else 0
+
+
+def _is_taken(result: Result) -> bool:
+    """A pod of somebody else stands at the name of one of ours; the next has another name, so it heals by itself."""
+    is_pod = isinstance(result.action, Create) and bool(result.action.instance)
+    return is_pod and result.outcome is Outcome.REFUSED and result.reason == Reason.NAME_CONFLICT
 
 
 def _pool_revision(pool: PoolView) -> dict[str, str]:
@@ -258,7 +330,7 @@ def _pool_revision(pool: PoolView) -> dict[str, str]:
     current = ""
     if pool.declared is not None and pool.is_rolled_out:
         current = target
-    elif pool.current is not None and (pool.current.id != target or pool.was_complete):
+    elif pool.current is not None and (pool.current.id != target or pool.was_complete) and not pool.never_served:
         current = pool.current.id
     return {key: value for key, value in (("current", current), ("target", target)) if value}
 
@@ -286,6 +358,15 @@ def _summary(view: ServiceView) -> dict[str, str]:
 def _is_new(pool: PoolView) -> bool:
     """The target is another revision than the one that served last."""
     return pool.target is not None and pool.current is not None and pool.target.id != pool.current.id
+
+
+def _moving_text(view: ServiceView) -> str:
+    """The first three, each with its cause."""
+    told = []
+    for instance in disruption.moving(view)[:3]:
+        node = disruption.node_goes(view.snapshot.nodes.get(instance.pod.node))
+        told.append(f"{instance.name} ({node or 'its drain was requested'})")
+    return "; ".join(told)
 
 
 def _serving_text(pool: PoolView) -> str:

@@ -45,7 +45,7 @@ def read_config(environ: Mapping[str, str]) -> SidecarConfig:
 
 
 async def serve(config: SidecarConfig, *, own_ip: str | None) -> None:
-    """Run until SIGTERM or SIGINT; a bug or an unwritable volume ends the process, so that the kubelet restarts it."""
+    """Run until SIGTERM or SIGINT; a bug ends the process, so that the kubelet restarts it."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

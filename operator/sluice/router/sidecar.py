@@ -56,7 +56,10 @@ class Sidecar:
         try:
             while True:
                 async with self._lock:
-                    await self._reconcile()
+                    try:
+                        await self._reconcile()
+                    except OSError as error:  # a full disk: smg serves on with what it has; ending would stop that too
+                        log.error("the shared volume can't be written, smg's list stays as it is: %s", error)
                 self._news.clear()
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(ROUND_S):
@@ -115,13 +118,15 @@ class Sidecar:
 
     def _follow(self) -> None:
         if self.held is not None:
-            self._agents.follow(worker.agent_url for worker in self.held.wanted.workers)
+            self._agents.follow({worker.agent_url: worker.url for worker in self.held.wanted.workers})
 
     async def _reconcile(self) -> None:
         self.view = await self._smg.view()
         if self.held is None:
             return
-        manifest = plan_manifest(self.held.wanted, self._agents.heard, self.view, self._listed or ())
+        manifest = plan_manifest(
+            self.held.wanted, self._agents.heard, self.view, self._listed or (), self._agents.paths
+        )
         if manifest.entries != self._listed:
             self._run_dir.save_manifest(manifest.entries)
             self._listed = manifest.entries
@@ -137,6 +142,9 @@ class Sidecar:
             async with self._lock:
                 if found is not None and self.held is None:
                     log.info("taking over a sibling's list %s", found.wanted.generation)
-                    self._hold(found)
+                    try:
+                        self._hold(found)
+                    except OSError as error:
+                        log.error("the shared volume can't be written, a sibling's list is not taken over: %s", error)
                     self._news.set()
             await asyncio.sleep(SIBLING_PAUSE_S)

@@ -2,7 +2,11 @@
 
 Invariants:
 - only wanted workers are listed (the sidecar never adds);
-- a worker whose agent speaks against it is not listed; a silent agent changes nothing;
+- a worker whose agent speaks against it is not listed; a silent agent alone changes nothing;
+- a worker whose agent *and* engine can't be reached is not listed while this router reaches another one. That can't hit
+  the wrong one: a crashed agent leaves the engine's port open, a busy or frozen engine still takes connections (the
+  kernel does), a router that is itself cut off or was stopped reaches nobody and keeps all. It is listed again as soon
+  as either answers;
 - an address enters the manifest only when smg has no worker at it any more. smg keeps a removed worker for 5 s and
   drops it then even if it was listed again meanwhile (measured), and an address may belong to another instance now;
 - what is reported as routed is what smg itself says, whatever the manifest says.
@@ -12,10 +16,11 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from types import MappingProxyType
 from urllib.parse import urlsplit
 
 from sluice.api.agent import AgentState, EnginePhase
-from sluice.api.router import RoutedWorker, Worker, WorkerList, WorkerStatus
+from sluice.api.router import UNREACHABLE, RoutedWorker, Worker, WorkerList, WorkerStatus
 
 WITHHOLDING_PHASES = frozenset({EnginePhase.SUSPECT, EnginePhase.HUNG, EnginePhase.DRAINING})
 
@@ -27,6 +32,20 @@ class Reach(StrEnum):
     DOWN = "down"
     """Connection refused: no process, so it has no workers and will read the manifest when it starts."""
     UNKNOWN = "unknown"
+
+
+class DataPath(StrEnum):
+    """The way from this router to an instance, as last tried; an instance that was not tried yet has none."""
+
+    ANSWERS = "answers"
+    """The agent answered its last poll."""
+    CONNECTS = "connects"
+    """The agent did not, but the engine's port takes connections."""
+    UNREACHABLE = "unreachable"
+    """Neither: two polls of the agent in a row failed, and so did a connection to the engine."""
+
+
+NOTHING_TRIED: Mapping[str, DataPath] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +78,7 @@ class Manifest:
     left_out: Mapping[str, str]
     """Instance to the reason why it is wanted and not listed."""
     withheld: frozenset[str]
-    """Those of `left_out` that their agents speak against; the others only wait for smg."""
+    """Those of `left_out` that their agents speak against or that can't be reached; the others only wait for smg."""
 
 
 def refuse_list(wanted: WorkerList) -> str | None:
@@ -89,10 +108,24 @@ def speaks_against(worker: Worker, state: AgentState | None) -> str | None:
     return None
 
 
+def lost_paths(wanted: WorkerList, paths: Mapping[str, DataPath]) -> frozenset[str]:
+    """Agent URLs of the workers that this router can't reach, none if it reaches no worker at all."""
+    found = {worker.agent_url: paths.get(worker.agent_url) for worker in wanted.workers}
+    if not any(path in (DataPath.ANSWERS, DataPath.CONNECTS) for path in found.values()):
+        return frozenset()
+    return frozenset(url for url, path in found.items() if path is DataPath.UNREACHABLE)
+
+
 def plan_manifest(
-    wanted: WorkerList, agents: Mapping[str, AgentState], smg: SmgView, listed: Sequence[Entry]
+    wanted: WorkerList,
+    agents: Mapping[str, AgentState],
+    smg: SmgView,
+    listed: Sequence[Entry],
+    paths: Mapping[str, DataPath] = NOTHING_TRIED,
 ) -> Manifest:
-    """The manifest to write next; `agents` maps agent URL to the last word, `listed` is what the manifest has now."""
+    """The manifest to write next; `agents` maps agent URL to the last word, `listed` is what the manifest has now,
+    `paths` maps agent URL to the way there (absent: not tried yet)."""
+    lost = lost_paths(wanted, paths)
     in_manifest = {(entry.id, entry.url) for entry in listed}
     in_smg = {worker.url for worker in smg.workers}
     entries: list[Entry] = []
@@ -101,6 +134,9 @@ def plan_manifest(
     for worker in wanted.workers:
         if (reason := speaks_against(worker, agents.get(worker.agent_url))) is not None:
             left_out[worker.id] = reason
+            withheld.add(worker.id)
+        elif worker.agent_url in lost:
+            left_out[worker.id] = f"{UNREACHABLE}: neither its agent nor its engine can be reached from this router"
             withheld.add(worker.id)
         elif (worker.id, worker.url) not in in_manifest and smg.reach is Reach.UNKNOWN:
             left_out[worker.id] = "SmgUnknown: smg does not say which workers it has"

@@ -270,7 +270,7 @@ class Executor:
             live = await self._standing(kind, meta)
             if controlling_service(live["metadata"]) != state.service_uid:
                 return _name_conflict(kind, live)
-            self._store.apply("MODIFIED", live)
+            self._store.found(live)
             if not again:
                 raise
             return await self._apply(action, state, again=False)
@@ -294,7 +294,9 @@ class Executor:
             live = await self._standing(kind, meta)
             if controlling_service(live["metadata"]) != state.service_uid:
                 return _name_conflict(kind, live)
-            return self._learn(live, self._store.version(kind, live["metadata"]["uid"]))
+            before = self._store.version(kind, live["metadata"]["uid"])
+            self._store.found(live)
+            return self._learn(live, before)
         if kind is kinds.POD:
             self._creations.record(state.service_uid)
         return self._learn(live, None)

@@ -9,8 +9,10 @@ from typing import Final
 
 from sluice.api import names
 
-OURS: Final = f"{names.LABEL_MANAGED_BY}={names.MANAGED_BY}"
-"""Label selector of the objects we made; applied by the API server, so foreign objects never cost memory."""
+OURS: Final = names.LABEL_SERVICE_UID
+"""Label selector of the objects we made (all carry this label); applied by the API server, so foreign objects never
+cost memory. Not `app.kubernetes.io/managed-by`: Helm, policy engines and people change that one, and an object that
+leaves the selector is lost to us while it lives on."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,7 +39,7 @@ from sluice.runtime.errors import (
     Unavailable,
     classify,
 )
-from sluice.runtime.kinds import ACCESS_REVIEW, LEASE, Kind
+from sluice.runtime.kinds import ACCESS_REVIEW, LEASE, POD, Kind
 
 Object = dict[str, Any]
 _Query = tuple[tuple[str, str], ...]
@@ -58,6 +58,17 @@ ABSENT_VERSION: Final = "1"
 MERGE_PATCH: Final = "application/merge-patch+json"
 STRATEGIC_PATCH: Final = "application/strategic-merge-patch+json"
 APPLY_PATCH: Final = "application/apply-patch+yaml"
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who asks, as the API server's audit log and managedFields name it."""
+
+    user_agent: str
+    field_manager: str
+
+
+OPERATOR: Final = Caller(USER_AGENT, names.FIELD_MANAGER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +110,7 @@ class Client:
         api: ApiClient,
         connector: aiohttp.BaseConnector,
         *,
+        caller: Caller = OPERATOR,
         reload: Callable[[], Awaitable[None]] | None = None,
         on_request: RequestObserver | None = None,
         timeout_s: float = TIMEOUT_S,
@@ -107,6 +119,8 @@ class Client:
     ) -> None:
         self.api = api
         self.connector = connector
+        self.api.user_agent = caller.user_agent
+        self._manager = caller.field_manager
         self._reload = reload
         self._on_request = on_request
         self._timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_TIMEOUT_S)
@@ -180,6 +194,14 @@ class Client:
             version = page.resource_version
         return ObjectList(items, version)
 
+    async def ask_pod(self, namespace: str, name: str, port: int, path: str) -> Object:
+        """GET a JSON document from a pod's port through the API server (`pods/proxy`); tried once.
+
+        Raises: Forbidden, NotFound, Unavailable (the API server can't reach the pod), Throttled, Unauthorized, Invalid.
+        """
+        call = _Call("get", "GET", POD, namespace, f"{name}:{port}", f"proxy/{path}")
+        return await self._send(call, call.path)
+
     async def api_resources(self, group: str, version: str) -> set[str]:
         """Plural names (and `plural/subresource`) that the API server serves; empty if it lacks the group."""
         kind = Kind("APIResourceList", group, version, "", namespaced=False)
@@ -213,7 +235,7 @@ class Client:
 
     async def create(self, kind: Kind, body: Mapping[str, Any]) -> Object:
         """POST. Raises: AlreadyExists, Invalid, Forbidden, QuotaExceeded, NotFound (namespace), Unavailable."""
-        query = (("fieldManager", names.FIELD_MANAGER), ("fieldValidation", "Strict"))
+        query = (("fieldManager", self._manager), ("fieldValidation", "Strict"))
         return await self._call(
             _Call("create", "POST", kind, body["metadata"].get("namespace", ""), query=query, body=body)
         )
@@ -243,7 +265,7 @@ class Client:
         return await self._apply(kind, body, "status")
 
     async def _apply(self, kind: Kind, body: Mapping[str, Any], subresource: str, *, dry_run: bool = False) -> Object:
-        query = [("fieldManager", names.FIELD_MANAGER), ("force", "true"), ("fieldValidation", "Strict")]
+        query = [("fieldManager", self._manager), ("force", "true"), ("fieldValidation", "Strict")]
         if dry_run:
             query.append(("dryRun", "All"))
         meta = body["metadata"]
@@ -280,7 +302,7 @@ class Client:
         if uid:
             patch = {**patch, "metadata": {**patch.get("metadata", {}), "uid": uid}}
         content_type = STRATEGIC_PATCH if strategic else MERGE_PATCH
-        query = (("fieldManager", names.FIELD_MANAGER), ("fieldValidation", "Strict"))
+        query = (("fieldManager", self._manager), ("fieldValidation", "Strict"))
         return await self._call(
             _Call("patch", "PATCH", kind, namespace, name, subresource, query, patch, content_type=content_type)
         )
@@ -418,6 +440,7 @@ async def connect(
     kubeconfig: Path | None = None,
     context: str | None = None,
     *,
+    caller: Caller = OPERATOR,
     on_request: RequestObserver | None = None,
     timeout_s: float = TIMEOUT_S,
 ) -> AsyncIterator[Client]:
@@ -430,6 +453,7 @@ async def connect(
     await load_configuration(kubeconfig, context, configuration)
     async with connect_with(
         configuration,
+        caller=caller,
         reload=lambda: load_configuration(kubeconfig, context, configuration),
         on_request=on_request,
         timeout_s=timeout_s,
@@ -441,22 +465,22 @@ async def connect(
 async def connect_with(
     configuration: Configuration,
     *,
+    caller: Caller = OPERATOR,
     reload: Callable[[], Awaitable[None]] | None = None,
     on_request: RequestObserver | None = None,
     timeout_s: float = TIMEOUT_S,
 ) -> AsyncIterator[Client]:
     """A client for a ready `kubernetes.aio` configuration (tests: `Configuration(host="http://127.0.0.1:1234")`)."""
     api = ApiClient(configuration)
-    api.user_agent = USER_AGENT
     tls: ssl.SSLContext = api.rest_client.ssl_context
     # limit=0: watches hold connections for ever; aiohttp's 100 would starve everybody else once they reach it.
     connector = aiohttp.TCPConnector(limit=0, ssl=tls)
     configuration.client_session_kwargs = {"connector": connector, "trust_env": False}
     try:
-        yield Client(api, connector, reload=reload, on_request=on_request, timeout_s=timeout_s)
+        yield Client(api, connector, caller=caller, reload=reload, on_request=on_request, timeout_s=timeout_s)
     finally:
         await api.close()  # type: ignore[no-untyped-call]  # kubernetes.aio is untyped
         await connector.close()
 
 
-__all__ = ["Client", "KubeError", "Object", "ObjectList", "RequestObserver", "connect", "connect_with"]
+__all__ = ["Caller", "Client", "KubeError", "Object", "ObjectList", "RequestObserver", "connect", "connect_with"]

@@ -79,6 +79,7 @@ class Source(Protocol[T]):
 class _Followed(Generic[T]):
     target: Target
     task: asyncio.Task[None]
+    since: float = 0.0
     state: T | None = None
     heard_at: float = 0.0
     digest: Hashable = None
@@ -141,6 +142,11 @@ class Follower(Generic[T]):
             return None
         return followed.state, self._clock() - followed.heard_at
 
+    def asked_s(self, uid: str) -> float | None:
+        """Seconds since this pod is followed; None if it is not."""
+        followed = self._followed.get(uid)
+        return None if followed is None else self._clock() - followed.since
+
     def heard(self, uid: str, state: T) -> None:
         """Take in a word that came another way (the answer to a PUT)."""
         followed = self._followed.get(uid)
@@ -169,7 +175,7 @@ class Follower(Generic[T]):
 
     def _follow(self, target: Target) -> None:
         task = asyncio.create_task(self._run(target.uid), name=f"follow {target.name}")
-        self._followed[target.uid] = _Followed(target, task)
+        self._followed[target.uid] = _Followed(target, task, self._clock())
 
     def _retarget(self, followed: _Followed[T], target: Target) -> None:
         """Its last word stays; a request that is held now must not delay the first word of a drain."""
@@ -214,7 +220,9 @@ class Follower(Generic[T]):
 
     def _take(self, followed: _Followed[T], state: T) -> None:
         digest = self._source.digest(followed.target, state)
-        news = followed.state is None or followed.told_silent or digest != followed.digest
+        # Long silent counts too where nobody was told of it yet: a pass in between took the old word for none.
+        was_silent = followed.told_silent or self._clock() - followed.heard_at > SILENT_S
+        news = followed.state is None or was_silent or digest != followed.digest
         followed.state, followed.digest = state, digest
         followed.heard_at, followed.told_silent = self._clock(), False
         if news:
@@ -279,3 +287,9 @@ def agent_facts(agents: Follower[AgentState], pods: Iterable[PodFacts]) -> dict[
     """Pod UID to its agent's last word."""
     heard = ((pod.uid, agents.last(pod.uid)) for pod in pods)
     return {uid: AgentFacts(*word) for uid, word in heard if word is not None}
+
+
+def asked_for(agents: Follower[AgentState], pods: Iterable[PodFacts]) -> dict[str, float]:
+    """Pod UID to the seconds since its agent is asked."""
+    asked = ((pod.uid, agents.asked_s(pod.uid)) for pod in pods)
+    return {uid: seconds for uid, seconds in asked if seconds is not None}

@@ -29,7 +29,7 @@ from sluice.runtime.executor import CREATION_WINDOW_S, CreationLog, Executor
 from sluice.runtime.keys import SigningKeys
 from sluice.runtime.kinds import Kind
 from sluice.runtime.metrics import Metrics
-from sluice.runtime.observer import Follower, agent_facts
+from sluice.runtime.observer import Follower, agent_facts, asked_for
 from sluice.runtime.queue import BACKOFF_CAP_S, Key, Queue
 from sluice.runtime.routers import router_facts
 from sluice.runtime.store import Store, View
@@ -37,6 +37,8 @@ from sluice.runtime.store import Store, View
 log = logging.getLogger(__name__)
 
 PASS_TIMEOUT_S: Final = 60.0
+CONFLICT_PAUSE_S: Final = 25.0
+"""When to look again at a name that is taken: nothing tells when the foreign object is gone."""
 LIMIT_PAUSE_S: Final = 15.0
 """When to look again after the creation limit refused something; part of its window of a minute."""
 
@@ -148,10 +150,12 @@ class Reconciler:
             nodes=view.nodes,
             agents=agent_facts(self.agents, view.pods),
             routers=router_facts(self.routers, view.pods),
+            asked_s=asked_for(self.agents, view.pods),
             config=self.config,
             signing_keys=self.keys.text,
             recent_creations=max(self.creations.recent(uid), young),
             profiles_known=view.profiles_known,
+            nodes_known=view.nodes_known,
         )
 
     def _forget(self, key: Key) -> None:
@@ -184,6 +188,8 @@ class Reconciler:
         if refused and all(result.reason == Reason.CREATION_LIMIT for result in refused):
             self.queue.add_after(key, LIMIT_PAUSE_S)
             return Ended.SUCCESS
+        if any(result.reason == Reason.NAME_CONFLICT for result in refused):
+            self.queue.add_after(key, CONFLICT_PAUSE_S)
         return Ended.REFUSED if refused else Ended.SUCCESS
 
     async def _write_status(self, key: Key, snapshot: ServiceSnapshot, status: Object) -> bool:
@@ -204,10 +210,7 @@ class Reconciler:
         }
         try:
             self.store.apply("MODIFIED", await self.client.apply_status(kinds.INFERENCE_SERVICE, body))
-        except NotFound:
-            self.store.forget(kinds.INFERENCE_SERVICE, snapshot.uid)
-            self.queue.add(key)
-        except Stale:
+        except (NotFound, Stale):
             return await self._refresh(key, snapshot)
         except KubeError as error:
             log.warning("%s/%s: status not written: %s", snapshot.namespace, snapshot.name, error)
@@ -218,9 +221,9 @@ class Reconciler:
         """The object changed under the pass: read it and look again at once."""
         try:
             live = await self.client.get(kinds.INFERENCE_SERVICE, snapshot.namespace, snapshot.name)
-        except NotFound:
-            self.store.forget(kinds.INFERENCE_SERVICE, snapshot.uid)
         except KubeError as error:
+            # NotFound too: only the watch or a LIST says that a service is gone. An API server that has not heard of
+            # a new CRD yet answers 404 for what exists, and what is forgotten here never comes back.
             log.warning("%s/%s: %s", snapshot.namespace, snapshot.name, error)
             return False
         else:

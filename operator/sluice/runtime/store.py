@@ -64,6 +64,7 @@ class View:
     profiles: Mapping[str, Mapping[str, Any]]
     nodes: Mapping[str, NodeFacts]
     profiles_known: bool
+    nodes_known: bool
 
 
 class Store:
@@ -75,6 +76,7 @@ class Store:
         self._service_uids: dict[tuple[str, str], str] = {}
         self._profiles: Mapping[str, Mapping[str, Any]] = MappingProxyType({})
         self._nodes: dict[str, NodeFacts] = {}
+        self._not_ready: set[str] = set()
         self._tombstones: dict[str, float] = {}
         self._absent: set[str] = set()
         self._warned_of_versions = False
@@ -91,14 +93,17 @@ class Store:
         pods: list[PodFacts] = []
         children: dict[tuple[str, str], Mapping[str, Any]] = {}
         for entry in self._by_owner.get(service.uid, {}).values():
+            if entry.namespace != service.namespace:
+                continue  # labels and owner references can be forged; no child lives in another namespace
             if isinstance(entry.value, PodFacts):
                 pods.append(entry.value)
             else:
                 children[entry.kind, entry.name] = entry.value
         pods.sort(key=lambda pod: (pod.created_at, pod.name))
-        nodes = {pod.node: self._nodes[pod.node] for pod in pods if pod.node in self._nodes}
+        nodes = {} if self._is_cut_off() else {p.node: self._nodes[p.node] for p in pods if p.node in self._nodes}
         profiles_known = names.PROFILE_KIND not in self._absent
-        return View(service.value, tuple(pods), children, self._profiles, nodes, profiles_known)
+        nodes_known = bool(self._nodes) and kinds.NODE.name not in self._absent
+        return View(service.value, tuple(pods), children, self._profiles, nodes, profiles_known, nodes_known)
 
     def find(self, kind: Kind, namespace: str, name: str, owner: str) -> Entry | None:
         """The child of this owner at this name."""
@@ -136,6 +141,14 @@ class Store:
             self._bury(uid, version)
             return self._remove(stored) if stored else set()
         return self._put(_entry(obj, version), stored)
+
+    def found(self, obj: Mapping[str, Any]) -> set[Key]:
+        """Take in what a GET has just shown. A watch also says DELETED of an object that only left its selector (a
+        changed label), so its tombstone proves nothing against a GET."""
+        uid = obj["metadata"]["uid"]
+        if self._tombstones.get(uid, GONE) != GONE:
+            del self._tombstones[uid]
+        return self.apply("MODIFIED", obj)
 
     def forget(self, kind: Kind, uid: str) -> set[Key]:
         """The API server said that the object with this UID is gone (404, another UID, a `Status` on delete)."""
@@ -183,6 +196,15 @@ class Store:
         self._absent.add(kind.name)
         return set(self.services())
 
+    def _is_cut_off(self) -> bool:
+        """So many nodes are not ready that the fault is more likely between them and the control plane than in them.
+
+        The rule of Kubernetes' own node controller, which stops evicting then: all nodes, or at least 55 % and more
+        than two. Nodes then prove nothing, or a partition would delete every instance that still serves.
+        """
+        lost = len(self._not_ready)
+        return lost > 0 and (lost == len(self._nodes) or (lost > 2 and lost >= 0.55 * len(self._nodes)))
+
     # Inside
 
     def _put(self, entry: Entry, old: Entry | None) -> set[Key]:
@@ -199,6 +221,7 @@ class Store:
             self._profiles = MappingProxyType({**self._profiles, entry.name: entry.value})
         elif entry.kind == kinds.NODE.name:
             self._nodes[entry.name] = entry.value
+            (self._not_ready.discard if entry.value.ready is True else self._not_ready.add)(entry.name)
         return set() if unchanged else keys
 
     def _remove(self, entry: Entry) -> set[Key]:
@@ -212,6 +235,7 @@ class Store:
             self._profiles = MappingProxyType({k: v for k, v in self._profiles.items() if k != entry.name})
         elif entry.kind == kinds.NODE.name:
             self._nodes.pop(entry.name, None)
+            self._not_ready.discard(entry.name)
         return keys
 
     def _unindex(self, entry: Entry) -> None:

@@ -2,12 +2,14 @@
 
 from dataclasses import replace
 
+import pytest
 from prometheus_client import CollectorRegistry, generate_latest
+from pydantic import ValidationError
 
 from sluice.agent.engine import Answer, judge_answer
 from sluice.agent.facts import TestKind, TestResult
 from sluice.agent.report import Clock, StateCollector, clean, report
-from sluice.api.agent import MAX_STATE_BYTES
+from sluice.api.agent import MAX_COUNT, MAX_STATE_BYTES, AgentState
 from tests.unit.agent.timeline import CONFIG, Timeline
 
 
@@ -60,3 +62,41 @@ def test_self_test_passes_only_with_one_finished_choice_and_no_error() -> None:
         Answer(error="no answer in time"): TestKind.UNANSWERED,
     }
     assert {answer: judge_answer(answer)[0] for answer in table} == table
+
+
+def test_tokens_of_self_tests_are_not_counted_as_users() -> None:
+    line = Timeline().serving()
+    line.costs = (7, 1)
+    line.play(60)
+    tests = line.tests_sent
+    line.tokens_per_s = 5.0
+    line.play(10)
+    told = report(line.state, line.config, Clock(0.0))
+    assert tests > 3
+    assert told.generation_tokens == line.users_tokens
+
+
+def test_token_counters_never_fall_whichever_of_counter_and_answer_is_seen_first() -> None:
+    line = Timeline().serving()
+    line.costs = (7, 1)
+    line.early = True  # the engine counts the test's token one round before its answer is seen
+    shown = []
+    for _ in range(60):
+        line.play(1)
+        shown.append(report(line.state, line.config, Clock(0.0)).generation_tokens or 0.0)
+    assert shown == sorted(shown)
+    assert shown[-1] <= line.users_tokens + 1
+
+
+def test_the_nodes_own_time_goes_along() -> None:
+    state = Timeline().serving().state
+    assert report(state, CONFIG, Clock(0.0), said_at=1234.5678).said_at == 1234.568
+
+
+@pytest.mark.parametrize("field", ["inFlight", "running", "waiting"])
+@pytest.mark.parametrize("count", ["1" + "0" * 400, str(MAX_COUNT + 1), "-5", "NaN", "Infinity"])
+def test_a_count_that_cannot_be_one_is_no_answer(field: str, count: str) -> None:
+    good = report(Timeline().serving().state, CONFIG, Clock(0.0)).model_dump_json(by_alias=True)
+    assert f'"{field}":0' in good
+    with pytest.raises(ValidationError, match=field):
+        AgentState.model_validate_json(good.replace(f'"{field}":0', f'"{field}":{count}'))

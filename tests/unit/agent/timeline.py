@@ -47,6 +47,11 @@ class Timeline:
         self.pending_since: float | None = None
         self.runs = 0
         self.tests_sent = 0
+        self.costs = (0, 0)
+        """(prompt, generated) tokens of a self-test, as the engine's answer says."""
+        self.early = False
+        """The engine's counter shows a self-test's tokens one round before its answer is seen."""
+        self.users_tokens = 100.0
 
     def play(self, seconds: float) -> EngineState:
         """Let time pass, one round per second."""
@@ -76,10 +81,13 @@ class Timeline:
     def round(self) -> None:
         tests: tuple[TestResult, ...] = ()
         if self.pending_since is not None and self.answers is not None:
-            tests = (TestResult(self.pending_since, self.now, self.answers, "as told"),)
+            prompt, generated = self.costs
+            tests = (TestResult(self.pending_since, self.now, self.answers, "as told", prompt, generated),)
             self.pending_since = None
-        if self.tokens is not None:
-            self.tokens += self.tokens_per_s
+            if not self.early:
+                self._count(generated)
+        self._count(self.tokens_per_s)
+        self.users_tokens += self.tokens_per_s
         answered = self.contact is Contact.ANSWERED
         self.runs += 1
         engine_id = self.state.engine_id
@@ -91,6 +99,12 @@ class Timeline:
         if self.pending_since is None and is_test_due(self.state, self.now, self.config):
             self.pending_since = self.now
             self.tests_sent += 1
+            if self.early:
+                self._count(self.costs[1])
+
+    def _count(self, tokens: float) -> None:
+        if self.tokens is not None:
+            self.tokens += tokens
 
     def _observe(self, tests: tuple[TestResult, ...], answered: bool) -> Observation:
         signals: dict[Signal, float] = {}

@@ -62,9 +62,17 @@ FULL: dict[str, Any] = {
         "selfTestTimeoutSeconds": 2,
         "hangTimeoutSeconds": 30,
         "startupTimeoutSeconds": 600,
+        "maxRestarts": 2,
+        "restartWindowSeconds": 900,
     },
     "drain": {"timeoutSeconds": 30},
-    "rollout": {"maxSurge": 2, "maxUnavailable": 1, "paused": True},
+    "rollout": {
+        "maxSurge": 2,
+        "maxUnavailable": 1,
+        "progressDeadlineSeconds": 1800,
+        "onFailure": "Hold",
+        "paused": True,
+    },
     "suspend": True,
 }
 REQUIRED = {("model",), ("model", "uri"), ("accelerator", "profileRef", "name"), ("engine", "env", 0, "name")} | {

@@ -111,7 +111,7 @@ def test_s104_cluster_scoped_names_do_not_depend_on_release_or_namespace(render:
     assert (
         cluster_scoped(render(*values))
         == cluster_scoped(elsewhere)
-        == {"sluice-operator", "sluice-view", "sluice-edit"}
+        == {"sluice-operator", "sluice-view", "sluice-edit", "sluice-drain"}
     )
 
 
@@ -295,7 +295,7 @@ def test_users_get_their_rights_through_the_built_in_roles(render: Render) -> No
 
     assert aggregated("sluice-view") == {"view", "edit", "admin"}
     assert aggregated("sluice-edit") == {"edit", "admin"}
-    assert aggregated("sluice-operator") == set()
+    assert aggregated("sluice-operator") == aggregated("sluice-drain") == set()
 
 
 def test_crd_chart_keeps_the_crds_when_it_goes(render: Render) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sluice.api import names
-from sluice.api.agent import AgentState, EnginePhase, SelfTest
+from sluice.api.agent import AgentState, EnginePhase, SelfTest, Signal
 from sluice.api.config import OperatorConfig
 from sluice.api.router import RoutedWorker, RouterState, WorkerList, WorkerStatus
 from sluice.plan.actions import Action, Annotate, Apply, Create, Delete, Outcome, PutWorkers, Result, SetGate
@@ -49,6 +49,9 @@ class Engine:
     in_flight: int | None = 0
     silent: bool = False
     message: str = ""
+    missing: tuple[Signal, ...] = ()
+    started_s_ago: float = 0.0
+    """Age of the engine run; 0: it never grows old."""
 
 
 @dataclass
@@ -67,6 +70,8 @@ class Cluster:
     silent_routers: set[str] = field(default_factory=set)
     starts: bool = True
     """False: new pods stay Pending."""
+    node: str = "node-1"
+    """Where the scheduler puts new pods; "": nowhere."""
     refuse: set[str] = field(default_factory=set)
     """Kinds whose creation is refused."""
     events: list[Event] = field(default_factory=list)
@@ -110,7 +115,8 @@ class Cluster:
                     self.deleted_by_us.append(target.name)
                     self.delete_pod(target.name, action.grace_s)
             case Annotate(pod=ref, annotations=annotations):
-                self.pods[ref.name]["metadata"].setdefault("annotations", {}).update(annotations)
+                kept = {**self.pods[ref.name]["metadata"].get("annotations", {}), **annotations}
+                self.pods[ref.name]["metadata"]["annotations"] = {k: v for k, v in kept.items() if v is not None}
             case SetGate(pod=ref, routable=routable):
                 self._condition(ref.name, names.READINESS_GATE, routable)
             case PutWorkers(router=ref, workers=workers):
@@ -128,6 +134,8 @@ class Cluster:
         if kind == "Pod":
             if name not in self.pods:  # AlreadyExists with our owner is done
                 self.created += 1
+                # A wiped status forgets build numbers, so that a name may come back once its pod is gone.
+                self.deleted_by_us = [gone for gone in self.deleted_by_us if gone != name]
                 self.pods[name] = {**made, "status": {"phase": "Pending"}}
             return Result(action, Outcome.DONE)
         if isinstance(action, Create) and (kind, name) in self.children:
@@ -151,6 +159,9 @@ class Cluster:
                 continue
             if self.starts and pod["status"].get("phase") == "Pending" and "nodeName" not in pod["spec"]:
                 self._start(name)
+        for name in self.engine_pods():
+            facts = pod_facts(self.pods[name])
+            self._condition(name, "Ready", facts.gate and facts.phase == "Running")
         for name in self._router_pods():
             self._condition(name, "Ready", any(w.status is WorkerStatus.READY for w in self._routed(name)))
 
@@ -164,11 +175,49 @@ class Cluster:
                 return
         raise AssertionError(f"no rest after {passes} passes: {self.pass_().actions}")
 
+    def run_for(self, seconds: float, step_s: float = 1.0) -> None:
+        """Passes and plays in turn for so long."""
+        end = self.now + seconds
+        while self.now < end:
+            self.pass_()
+            self.play(step_s)
+        self.pass_()
+
     def delete_pod(self, name: str, grace_s: int | None = None) -> None:
         """As the API does it: deletionTimestamp is the end of the grace period."""
         pod = self.pods[name]
         grace = pod["spec"].get("terminationGracePeriodSeconds", 30) if grace_s is None else grace_s
-        pod["metadata"].setdefault("deletionTimestamp", format_time(self.now + grace))
+        if "deletionTimestamp" not in pod["metadata"]:
+            pod["metadata"]["deletionGracePeriodSeconds"] = grace
+            pod["metadata"]["deletionTimestamp"] = format_time(self.now + grace)
+        elif grace == 0:
+            del self.pods[name]
+
+    def crash(self, name: str, code: int = 1, message: str = "boom", reason: str = "Error") -> None:
+        """The engine's container ends and waits for the kubelet to start it again."""
+        [engine] = self.pods[name]["status"]["containerStatuses"]
+        began = engine["state"].get("running", {}).get("startedAt") or format_time(self.now)
+        ended = {"exitCode": code, "reason": reason, "message": message, "startedAt": began}
+        engine["lastState"] = {"terminated": {**ended, "finishedAt": format_time(self.now)}}
+        engine["state"] = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off"}}
+        self.engines[name] = Engine(EnginePhase.LOADING, run=self.engines[name].run + 1)
+
+    def restart(self, name: str) -> None:
+        """The kubelet starts it again; it loads."""
+        [engine] = self.pods[name]["status"]["containerStatuses"]
+        engine["restartCount"] += 1
+        engine["state"] = {"running": {"startedAt": format_time(self.now)}}
+
+    def cordon(self, node: str, on: bool = True) -> None:
+        self.nodes[node]["spec"] = {"unschedulable": on}
+
+    def annotate(self, pod: str, name: str, value: str | None) -> None:
+        """A user sets (or removes) an annotation."""
+        annotations = self.pods[pod]["metadata"].setdefault("annotations", {})
+        if value is None:
+            annotations.pop(name, None)
+        else:
+            annotations[name] = value
 
     def edit(self, **spec: Any) -> None:
         """The user applies a changed spec."""
@@ -206,8 +255,12 @@ class Cluster:
     def _start(self, name: str) -> None:
         self.count += 1
         pod = self.pods[name]
-        pod["spec"]["nodeName"] = "node-1"
-        self.nodes.setdefault("node-1", a_node("node-1"))
+        node = self.nodes.setdefault(self.node, a_node(self.node)) if self.node else None
+        if node is None or node_facts(node).unschedulable:
+            refused = {"type": "PodScheduled", "status": "False", "message": "0/2 nodes are available"}
+            pod["status"]["conditions"] = [refused]
+            return
+        pod["spec"]["nodeName"] = self.node
         containers = [c["name"] for c in pod["spec"]["containers"]]
         sidecars = [c["name"] for c in pod["spec"].get("initContainers", [])]
         pod["status"] = {
@@ -264,6 +317,7 @@ class Cluster:
         if engine is None or name not in self.pods:
             return None
         state = AgentState(
+            said_at=self.now,
             seq=1,
             instance=name,
             engine="Simulated",
@@ -272,9 +326,10 @@ class Cluster:
             reason=engine.reason,
             message=engine.message,
             phase_since=START,
-            started_at=self.now,
+            started_at=self.now - engine.started_s_ago,
             self_test=SelfTest(passed=engine.phase is EnginePhase.READY),
             in_flight=engine.in_flight,
+            missing=list(engine.missing),
         )
         return state, 60.0 if engine.silent else 0.0
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from sluice.plan.declared import Desired, Refused, declare, digest
-from tests.unit.plan.cluster import Cluster, a_service
+from tests.unit.plan.cluster import Cluster, a_service, pools
 
 BASE: dict[str, Any] = {
     "model": {"uri": "pvc://claim/x", "name": "x"},
@@ -197,3 +197,19 @@ def test_an_unreadable_spec_is_refused_with_the_path(spec: dict[str, Any], said:
     answer = declare(cluster.snapshot())
     assert isinstance(answer, Refused)
     assert said in answer.message
+
+
+def test_a_second_default_profile_rolls_nothing_and_is_named() -> None:
+    def profile(name: str, resource: str) -> dict[str, Any]:
+        return {"metadata": {"name": name}, "spec": {"resourceName": resource, "default": True}}
+
+    cluster = Cluster(a_service({"pools": pools(2), "model": {"uri": "pvc://m/x"}, "engine": {"type": "vLLM"}}))
+    cluster.profiles["h100"] = profile("h100", "nvidia.com/gpu")
+    cluster.run()
+    before = set(cluster.engine_pods())
+    cluster.profiles["a-second"] = profile("a-second", "amd.com/gpu")
+    cluster.run()
+    assert set(cluster.engine_pods()) == before == cluster.listed()
+    accepted = cluster.condition("Accepted")
+    assert accepted["status"] == "False"
+    assert "a-second, h100" in accepted["message"]

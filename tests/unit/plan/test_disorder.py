@@ -28,7 +28,7 @@ def _fault(cluster: Cluster, rng: random.Random) -> None:
         return
     name = rng.choice(pods)
     engine = cluster.engines[name]
-    match rng.randrange(7):
+    match rng.randrange(9):
         case 0:
             cluster.delete_pod(name)
         case 1:
@@ -43,6 +43,10 @@ def _fault(cluster: Cluster, rng: random.Random) -> None:
             engine.silent = not engine.silent
         case 6:
             engine.in_flight = rng.choice([None, 0, 3])
+        case 7:
+            cluster.crash(name, rng.choice([1, 137]))
+        case 8:
+            cluster.restart(name)
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -62,6 +66,8 @@ def test_no_disorder_breaks_safety_or_rest(seed: int) -> None:
     cluster.silent_routers = set()
     cluster.edit(suspend=False, pools=pools(2), rollout={})
     for name in cluster.engines:
+        if name in cluster.pods:
+            cluster.restart(name)
         cluster.engines[name] = Engine(run=cluster.engines[name].run)
     cluster.run(passes=200, seconds=2)
     assert len(cluster.engine_pods()) == 2

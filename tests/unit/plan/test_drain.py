@@ -1,6 +1,9 @@
 """A drain's next step: unrouted, then empty, then deleted; or the deadline."""
 
+from dataclasses import replace
 from typing import Any
+
+import pytest
 
 from sluice.api import names
 from sluice.api.agent import EnginePhase
@@ -82,7 +85,7 @@ def test_at_the_deadline_it_goes_also_when_nobody_answers() -> None:
     assert cut.event is not None
     assert (cut.event.reason, cut.event.warning) == ("RequestsCut", True)
     assert "2 requests" in cut.event.note
-    assert cut.grace_s == 60
+    assert cut.grace_s == drain.DEADLINE_GRACE_S
     silent = progress(leaving(TIMEOUT_S), a_router(None, fresh=False))
     assert silent.delete
     assert silent.event is not None
@@ -113,3 +116,22 @@ def test_requests_cut_by_the_grace_period_of_another_deleter_are_told() -> None:
     assert "2 requests" in event.note
     assert drain.cut_by_others(judge(a_pod(deletionTimestamp=format_time(NOW + 600)), BUSY), NOW) is None
     assert drain.cut_by_others(judge(a_pod(deletionTimestamp=format_time(NOW + 20)), IDLE), NOW) is None
+
+
+@pytest.mark.parametrize("asked_s", [None, 0.1, TIMEOUT_S - 1])
+def test_a_new_leader_whose_clock_is_ahead_cuts_no_drain(asked_s: float | None) -> None:
+    """The node's clock says that the drain began a second ago, ours that it is eleven minutes."""
+    busy = says(EnginePhase.READY, in_flight=3, said_at=NOW - 659)
+    instance = replace(leaving(660, busy), asked_s=asked_s)
+    assert not progress(instance, GONE).delete
+
+
+def test_a_new_leader_ends_a_drain_in_time_when_the_nodes_clock_agrees() -> None:
+    busy = says(EnginePhase.READY, in_flight=3, said_at=NOW - 2, age_s=2)
+    assert progress(replace(leaving(TIMEOUT_S, busy), asked_s=1.0), GONE).delete
+
+
+def test_nobodys_clock_prolongs_a_drain_that_this_process_watched_to_its_end() -> None:
+    for word in (says(EnginePhase.READY, in_flight=3, said_at=NOW - 9999), says(EnginePhase.READY, in_flight=3), None):
+        assert not progress(replace(leaving(TIMEOUT_S, word), asked_s=1.0), GONE).delete
+        assert progress(replace(leaving(TIMEOUT_S, word), asked_s=TIMEOUT_S), GONE).delete

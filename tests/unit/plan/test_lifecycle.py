@@ -12,6 +12,7 @@ from sluice.plan.actions import Apply, Create, Delete, PutWorkers, SetGate
 from sluice.plan.facts import pod_facts
 from sluice.plan.planner import plan
 from sluice.plan.status import compute_status
+from sluice.plan.times import format_time
 from tests.unit.plan.cluster import Cluster, Engine, a_node, a_service, pools, served
 
 
@@ -29,7 +30,7 @@ def test_a_new_service_serves_and_then_rests() -> None:
     assert cluster.condition("Ready")["status"] == "True"
     assert cluster.condition("Reconciling")["status"] == "False"
     assert cluster.service["status"]["summary"]["serving"] == "2/2"
-    assert reasons(cluster) == ["Created", "Created", "RolloutComplete"]
+    assert reasons(cluster) == ["Created", "Created", "InstanceServing", "InstanceServing", "RolloutComplete"]
     for _ in range(2):
         before = copy.deepcopy(cluster.service["status"])
         made = cluster.pass_()
@@ -129,6 +130,17 @@ def test_a_pod_that_fails_at_once_is_not_replaced_without_a_pause() -> None:
     assert any(isinstance(a, Create) for a in cluster.pass_().actions)
 
 
+@pytest.mark.parametrize("ahead_s", [-3600, 3600])
+def test_a_dead_pod_is_replaced_whatever_our_clock_says(ahead_s: float) -> None:
+    cluster = served(2)
+    victim = cluster.engine_pods()[0]
+    cluster.pods[victim]["status"]["phase"] = "Failed"
+    cluster.now += ahead_s
+    cluster.run_for(20)
+    assert victim not in cluster.pods
+    assert cluster.pool_status()["serving"] == 2
+
+
 def test_a_lost_node_costs_no_capacity_for_longer_than_its_agents_are_silent() -> None:
     cluster = served(2)
     cluster.nodes["node-1"] = a_node("node-1", ready="Unknown")
@@ -165,6 +177,16 @@ def test_s059_a_restarted_operator_that_heard_nobody_yet_changes_nothing() -> No
     made = plan(blind, cluster.now + 100)
     assert made.actions == ()
     assert compute_status(blind, made, (), cluster.now + 100) == status
+
+
+def test_s059_a_restarted_operator_calls_nobody_lost_whom_it_has_not_asked_long_enough() -> None:
+    cluster = served(3)
+    cluster.nodes["node-1"] = a_node("node-1", ready="Unknown")
+    assert cluster.pass_().actions == ()  # the agents speak
+    snapshot = cluster.snapshot()
+    for asked_s, is_lost in ((0.1, False), (14.0, False), (16.0, True)):
+        fresh = dataclasses.replace(snapshot, agents={}, asked_s={pod.uid: asked_s for pod in snapshot.pods})
+        assert bool(plan(fresh, cluster.now).actions) is is_lost, asked_s
 
 
 def test_s059_a_ghost_in_a_router_is_removed_by_the_next_list() -> None:
@@ -415,12 +437,36 @@ def test_suspend_drains_everything_and_resume_brings_it_back() -> None:
     assert cluster.pool_status()["epoch"] == 2
 
 
-def test_the_circuit_breaker_stops_creating_and_says_so() -> None:
-    cluster = Cluster(a_service({"pools": pools(5)}))
-    cluster.config = OperatorConfig(limits=Limits(creations_per_service_and_minute=3))
+def limited(replicas: int, limit: int) -> Cluster:
+    cluster = Cluster(a_service({"pools": pools(replicas)}))
+    cluster.config = OperatorConfig(limits=Limits(creations_per_service_and_minute=limit))
+    return cluster
+
+
+def test_the_first_creation_of_a_large_pool_is_paced_and_no_alarm() -> None:
+    cluster = limited(5, limit=3)
     made = cluster.pass_()
     assert len(cluster.engine_pods()) == 3
-    assert [event.reason for event in made.events] == ["CreationLimit"]
+    assert made.requeue_after_s is not None
+    made = plan(dataclasses.replace(cluster.snapshot(), recent_creations=3), cluster.now + 10)
+    assert not [a for a in made.actions if isinstance(a, Create)]
+    assert made.requeue_after_s is not None
+    assert "CreationLimit" not in reasons(cluster) + [event.reason for event in made.events]
+
+
+@pytest.mark.parametrize("how", ["vanished", "failed"])
+def test_the_circuit_breaker_stops_creating_and_says_so_when_pods_are_lost(how: str) -> None:
+    cluster = limited(5, limit=3)
+    cluster.pass_()
+    cluster.play()
+    victim = cluster.engine_pods()[0]
+    if how == "vanished":
+        del cluster.pods[victim]
+    else:
+        cluster.pods[victim]["status"]["phase"] = "Failed"
+    made = plan(dataclasses.replace(cluster.snapshot(), recent_creations=3), cluster.now + 10)
+    assert not [a for a in made.actions if isinstance(a, Create)]
+    assert "CreationLimit" in [event.reason for event in made.events]
     assert made.requeue_after_s is not None
 
 
@@ -464,6 +510,11 @@ def test_s002_a_foreign_object_at_our_name_is_a_conflict_and_never_touched() -> 
     assert (stalled["status"], stalled["reason"]) == ("True", "NameConflict")
     assert cluster.condition("Reconciling")["status"] == "False"
     assert cluster.condition("Routed")["reason"] == "NameConflict"
+    assert made.requeue_after_s is not None
+    assert made.requeue_after_s <= 30
+    del cluster.children["Service", "chat"]
+    cluster.run()
+    assert cluster.condition("Ready")["status"] == "True"
 
 
 def test_a_foreign_pod_with_our_labels_is_never_adopted() -> None:
@@ -489,6 +540,15 @@ def test_s083_deletion_looks_at_no_reference_takes_it_off_the_air_and_creates_no
     assert all(not held.open and not held.workers for held in cluster.lists.values())
     del cluster.pods[cluster.engine_pods()[0]]
     assert cluster.pass_().actions == ()
+
+
+def test_deletion_that_anothers_finalizer_holds_up_creates_nothing() -> None:
+    cluster = served(2)
+    meta = cluster.service["metadata"]
+    meta |= {"deletionTimestamp": format_time(cluster.now), "finalizers": ["example.com/backup"]}
+    cluster.run_for(10)
+    assert cluster.created == 2
+    assert cluster.condition("Reconciling")["reason"] == "Draining"
 
 
 def test_deletion_that_orphans_the_children_leaves_them_serving() -> None:

@@ -15,6 +15,7 @@ from sluice.api import names
 from sluice.api.agent import AgentConfig
 from sluice.plan.actions import Apply, Create
 from sluice.plan.pods import GRACE_MARGIN_S, build_pod, drain_token
+from sluice.plan.policies import build_engine_policy
 from sluice.plan.snapshot import ServiceSnapshot
 from sluice.plan.view import observe
 from tests.unit.plan.cluster import Cluster, a_service, served
@@ -136,6 +137,31 @@ def test_all_stop_times_come_from_one_drain_budget(case: str) -> None:
     assert stop["httpHeaders"] == [{"name": "X-Sluice-Drain", "value": config.drain_token}]
 
 
+@pytest.mark.parametrize("timeout_s", [0, 1, 29, 30, 59, 60, 61, 599, 600, 3600, 86399, 86400])
+@pytest.mark.parametrize("case", CASES)
+def test_s022_no_stop_time_contradicts_another_whatever_the_drain_time_is(case: str, timeout_s: int) -> None:
+    """S020: what runs one after the other inside a grace period fits into it, with 15 s for the engine's teardown."""
+    cluster = Cluster(a_service({**CASES[case], "drain": {"timeoutSeconds": timeout_s}}))
+    cluster.profiles = {"h100": H100}
+    bodies = {a.body["kind"]: a.body for a in cluster.pass_().actions if isinstance(a, Apply | Create)}
+    spec = bodies["Pod"]["spec"]
+    [agent], [engine] = spec["initContainers"], spec["containers"]
+    pre_stop = AgentConfig.model_validate_json(agent["env"][0]["value"]).drain_timeout_s
+    shutdown = int(next(a for a in engine["args"] if a.startswith("--shutdown-timeout=")).partition("=")[2])
+    assert pre_stop == timeout_s
+    assert pre_stop + shutdown + 15 <= spec["terminationGracePeriodSeconds"]
+    router = bodies["Deployment"]["spec"]["template"]["spec"]
+    [smg] = router["containers"]
+    drain_s = int(smg["args"][smg["args"].index("--drain-seconds") + 1])
+    assert drain_s == timeout_s
+    # preStop, the 5 s that smg goes on taking requests after SIGTERM, then the streams.
+    assert smg["lifecycle"]["preStop"]["sleep"]["seconds"] + 5 + drain_s <= router["terminationGracePeriodSeconds"]
+
+
+def test_s022_without_drain_settings_the_grace_fits_ten_minutes_of_streaming() -> None:
+    assert built(CASES["vllm-tp4"] | {"drain": {}})["spec"]["terminationGracePeriodSeconds"] == 660
+
+
 def test_s018_all_probes_ask_the_agent_and_startup_is_sized_for_the_load_time() -> None:
     engine = built(CASES["vllm-tp4"])["spec"]["containers"][0]
     probes = {key: engine[key] for key in ("startupProbe", "readinessProbe", "livenessProbe")}
@@ -247,3 +273,24 @@ def test_nothing_of_a_gitops_tool_is_copied_to_children() -> None:
         if isinstance(action, Apply | Create):
             keys = {*action.body["metadata"]["labels"], *action.body["metadata"].get("annotations", {})}
             assert not any("argo" in key or key == "app.kubernetes.io/instance" for key in keys)
+
+
+def test_a_healthy_engine_outlasts_an_agent_that_is_away_for_the_kubelets_restart_pause() -> None:
+    [engine] = built({})["spec"]["containers"]
+    probe = engine["livenessProbe"]
+    assert probe["periodSeconds"] * (probe["failureThreshold"] - 1) > 20 + 10
+    agent = built({})["spec"]["initContainers"][0]["livenessProbe"]
+    assert agent["httpGet"]["path"] == "/healthz"
+
+
+def test_prometheus_reaches_the_metrics_of_engine_and_agent() -> None:
+    snapshot = snapshot_of({})
+    ingress = build_engine_policy(snapshot)["spec"]["ingress"]
+    prometheus = {"matchLabels": {names.LABEL_NAME: "prometheus"}}
+    open_to_it = [
+        port["port"]
+        for rule in ingress
+        if any(peer.get("podSelector") == prometheus for peer in rule["from"])
+        for port in rule["ports"]
+    ]
+    assert open_to_it == [8000, names.PORT_AGENT]

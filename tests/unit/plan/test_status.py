@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from sluice.api import names
 from sluice.api.agent import EnginePhase
 from sluice.api.status import MAX_PROBLEMS, InferenceServiceStatus
 from sluice.plan.actions import Apply, Create, Outcome, Result
@@ -210,3 +211,69 @@ def test_a_lost_node_is_named_beside_its_instance() -> None:
     cluster.nodes["node-1"] = a_node("node-1")
     cluster.pass_()
     assert cluster.service["status"]["problems"][0]["node"] == "node-1"
+
+
+@pytest.mark.parametrize("label", ["", "set-aside-by-alice-for-debugging", None], ids=["empty", "too long", "removed"])
+def test_a_pod_whose_pool_label_was_edited_is_replaced_and_stops_no_status(label: str | None) -> None:
+    cluster = served(2)
+    labels = cluster.pods[cluster.engine_pods()[0]]["metadata"]["labels"]
+    if label is None:
+        del labels[names.LABEL_POOL]
+    else:
+        labels[names.LABEL_POOL] = label
+    cluster.run()
+    assert cluster.condition("Ready")["status"] == "True"
+    assert [pool["name"] for pool in cluster.service["status"]["pools"]] == ["default"]
+
+
+@pytest.mark.parametrize("epoch", [2**63 - 1, 10**8, -5])
+def test_an_absurd_epoch_in_status_stops_no_creation(epoch: int) -> None:
+    name = "a-pool-of-20-letters"
+    cluster = Cluster(a_service({"pools": [{"name": name, "replicas": 1}]}))
+    cluster.run()
+    cluster.service["status"]["pools"][0]["epoch"] = epoch  # by hand
+    cluster.edit(pools=[{"name": name, "replicas": 2}])
+    cluster.run()
+    assert cluster.pool_status()["serving"] == 2
+    assert cluster.pool_status()["epoch"] == 2
+
+
+def test_a_name_taken_by_a_foreign_pod_needs_nobody_and_the_next_build_has_another() -> None:
+    cluster = Cluster(a_service({"pools": pools(1)}))
+    snapshot = cluster.snapshot()
+    made = plan(snapshot, cluster.now)
+    pod = next(a for a in made.actions if isinstance(a, Create) and a.instance)
+    taken = Result(pod, Outcome.REFUSED, "NameConflict", "exists already and is not ours")
+    status = compute_status(snapshot, made, [taken], cluster.now)
+    conditions = {c["type"]: (c["status"], c["reason"]) for c in status["conditions"]}
+    assert conditions["Stalled"][0] == "False"
+    assert conditions["Reconciling"] == ("True", "NameConflict")
+    cluster.service["status"] = status
+    again = next(a for a in plan(cluster.snapshot(), cluster.now).actions if isinstance(a, Create) and a.instance)
+    assert again.instance != pod.instance
+
+
+def address(outcome: Outcome, reason: str = "", message: str = "") -> tuple[str | None, dict[str, Any]]:
+    """(url, Routed) of a new service whose own Service ended so."""
+    cluster = Cluster(a_service({"pools": pools(1)}))
+    snapshot = cluster.snapshot()
+    made = plan(snapshot, cluster.now)
+    apply = next(a for a in made.actions if isinstance(a, Apply) and a.body["metadata"]["name"] == "chat")
+    status = compute_status(snapshot, made, [Result(apply, outcome, reason, message)], cluster.now)
+    return status.get("url"), next(c for c in status["conditions"] if c["type"] == "Routed")
+
+
+def test_the_address_is_told_only_while_the_service_there_is_ours() -> None:
+    url, _ = address(Outcome.DONE)
+    assert url == "http://chat.team.svc/v1"
+    assert address(Outcome.FAILED, "APIUnavailable", "away")[0] is None
+    url, routed = address(Outcome.REFUSED, "NameConflict", "Service team/chat exists already and is not ours")
+    assert url is None
+    assert (routed["status"], routed["reason"]) == ("False", "NameConflict")
+    assert "exists already" in routed["message"]
+    cluster = served(1)
+    assert cluster.service["status"]["url"] == "http://chat.team.svc/v1"
+    cluster.children["Service", "chat"]["metadata"]["ownerReferences"] = []
+    cluster.pass_()
+    assert "url" not in cluster.service["status"]
+    assert cluster.condition("Routed")["reason"] == "NameConflict"

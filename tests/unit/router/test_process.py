@@ -108,6 +108,7 @@ class Agent:
     phase: EnginePhase = EnginePhase.READY
     engine_id: str = "run-1"
     seq: int = 1
+    asked: int = 0
 
     def app(self) -> web.Application:
         app = web.Application()
@@ -118,6 +119,7 @@ class Agent:
         self.phase, self.engine_id, self.seq = phase, engine_id, self.seq + 1
 
     async def _state(self, _: web.Request) -> web.Response:
+        self.asked += 1
         state = AgentState(
             seq=self.seq,
             instance=self.name,
@@ -311,6 +313,29 @@ async def test_silent_agent_changes_nothing(pod: Pod) -> None:
     await eventually(pod.sidecar.shows(a="ready"))
 
 
+async def test_s094_worker_behind_a_cut_link_leaves_within_seconds_and_comes_back(pod: Pod) -> None:
+    """Neither agent nor engine of `c` can be reached; then its engine's port opens again."""
+    engine_port = free_port()
+    cut = Agent("c").worker().model_copy(update={"url": f"http://127.0.0.1:{engine_port}"})
+    await pod.sidecar.put(cut)
+    await eventually(pod.sidecar.shows(c="ready"))
+    await pod.sidecar.put(cut, pod.a.worker(), generation="g2")
+    await eventually(pod.sidecar.shows(c="withheld", a="ready"))
+    assert (await pod.sidecar.state()).workers[0].reason.startswith("Unreachable")
+    async with serving(web.Application(), engine_port):
+        await eventually(pod.sidecar.shows(c="ready", a="ready"))
+
+
+async def test_a_router_that_reaches_nobody_keeps_all_workers(pod: Pod) -> None:
+    lost = [Agent(name).worker().model_copy(update={"url": f"http://127.0.0.1:{free_port()}"}) for name in ("c", "d")]
+    await pod.sidecar.put(*lost)
+    await eventually(pod.sidecar.shows(c="ready", d="ready"))
+    async with asyncio.timeout(DEADLINE_S):
+        for _ in range(20):  # two rounds of its watch
+            assert await pod.sidecar.shows(c="ready", d="ready")()
+            await asyncio.sleep(0.1)
+
+
 async def test_reused_address_goes_to_the_new_instance_only_after_the_old_is_gone(pod: Pod) -> None:
     await pod.sidecar.put(pod.a.worker())
     await eventually(pod.sidecar.shows(a="ready"))
@@ -365,3 +390,22 @@ async def test_wrong_configuration_names_the_variable_and_exits() -> None:
     assert process.returncode == 2
     assert b"SLUICE_ROUTER_CONFIG" in stderr
     assert b"operatorSubject" in stderr
+
+
+async def test_a_volume_that_cannot_be_written_ends_no_sidecar_and_is_caught_up_with(pod: Pod) -> None:
+    """A full disk: smg serves on with what it has; a sidecar that ended would take the whole pod out of service."""
+    await pod.sidecar.put(pod.a.worker(), pod.b.worker())
+    await eventually(pod.sidecar.shows(a="ready", b="ready"))
+    in_the_way = pod.smg.run_dir / "workers.tmp"
+    in_the_way.mkdir()
+    before = pod.b.asked
+    pod.b.say(EnginePhase.HUNG)
+
+    async def has_tried() -> bool:
+        return pod.b.asked > before + 3
+
+    await eventually(has_tried)
+    assert await pod.sidecar.status("/healthz") == 200
+    assert await pod.sidecar.is_ready()
+    in_the_way.rmdir()
+    await eventually(pod.sidecar.shows(a="ready", b="withheld"))

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from sluice.api.agent import AgentState, EnginePhase
 from sluice.api.router import Worker, WorkerList, WorkerStatus
 from sluice.router.worklist import (
+    DataPath,
     Entry,
     Reach,
     SmgView,
@@ -161,6 +162,47 @@ _WORKERS = st.lists(_NAMES, unique=True).flatmap(
     )
 )
 _PHASES = st.dictionaries(st.integers(1, 6), st.sampled_from(list(EnginePhase)))
+
+
+ANSWERS, CONNECTS, UNREACHABLE = DataPath.ANSWERS, DataPath.CONNECTS, DataPath.UNREACHABLE
+
+
+@pytest.mark.parametrize(
+    ("paths", "left_out"),
+    [
+        ((ANSWERS, UNREACHABLE), {"b"}),
+        ((CONNECTS, UNREACHABLE), {"b"}),
+        ((ANSWERS, CONNECTS), set()),  # its agent crashed, or its engine is frozen: the kernel takes connections
+        ((ANSWERS, None), set()),  # not tried yet
+        ((UNREACHABLE, UNREACHABLE), set()),  # this router itself is cut off
+        ((UNREACHABLE, None), set()),
+        ((ANSWERS, ANSWERS), set()),
+    ],
+)
+def test_s094_only_a_worker_that_cannot_be_reached_while_another_can_is_left_out(
+    paths: tuple[DataPath | None, DataPath | None], left_out: set[str]
+) -> None:
+    a, b = a_worker("a"), a_worker("b", ip="10.0.0.2")
+    known = {w.agent_url: path for w, path in zip((a, b), paths, strict=True) if path}
+    manifest = plan_manifest(a_list(a, b), {}, in_smg(a), listed(a, b), known)
+    assert {worker.id for worker in (a, b)} - {entry.id for entry in manifest.entries} == left_out
+    assert manifest.withheld == left_out
+    assert all(reason.startswith("Unreachable") for reason in manifest.left_out.values())
+
+
+def test_a_worker_that_can_be_reached_again_is_listed_again() -> None:
+    a, b = a_worker("a"), a_worker("b", ip="10.0.0.2")
+    back = {a.agent_url: ANSWERS, b.agent_url: CONNECTS}
+    assert plan_manifest(a_list(a, b), {}, in_smg(a), listed(a), back).entries == listed(a, b)
+
+
+@given(wanted=_WORKERS, paths=st.lists(st.none() | st.sampled_from(list(DataPath)), min_size=4, max_size=4))
+def test_silence_never_empties_a_manifest(wanted: list[Worker], paths: list[DataPath | None]) -> None:
+    known = {w.agent_url: path for w, path in zip(wanted, paths, strict=False) if path}
+    manifest = plan_manifest(a_list(*wanted), {}, SmgView(Reach.DOWN), (), known)
+    assert bool(manifest.entries) == bool(wanted)
+    reached = {w.id for w in wanted if known.get(w.agent_url) in (ANSWERS, CONNECTS)}
+    assert reached <= {entry.id for entry in manifest.entries}
 
 
 @given(wanted=_WORKERS, before=_WORKERS, smg=_WORKERS, phases=_PHASES, reach=st.sampled_from(list(Reach)))

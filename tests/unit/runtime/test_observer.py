@@ -92,6 +92,24 @@ async def test_silent_pod_keeps_its_last_word_with_its_age_and_is_reported_once(
     await post.follower.close()
 
 
+async def test_equal_word_after_a_long_silence_is_news_though_nobody_was_told_of_the_silence(post: Watchpost) -> None:
+    """A pass in between took the old word for none; without news it would never be taken for one again."""
+    post.follower.watch(KEY, [engine()])
+    await until(lambda: len(post.changes) == 1)
+    await post.follower.close()  # the request that is held meanwhile
+    post.follower = Follower(post.source, post.changes.append, clock=post.clock)
+    post.source.answer = None
+    post.follower.watch(KEY, [engine()])
+    post.follower.heard("uid-p", "a")
+    post.clock.advance(SILENT_S - 1)
+    post.follower.heard("uid-p", "a")
+    assert len(post.changes) == 2
+    post.clock.advance(SILENT_S + 1)
+    post.follower.heard("uid-p", "a")
+    assert len(post.changes) == 3
+    await post.follower.close()
+
+
 async def test_pod_never_heard_has_no_word(post: Watchpost) -> None:
     post.source.answer = None
     post.follower.watch(KEY, [engine()])

@@ -1,12 +1,15 @@
 """What answers at a pod's address is not trusted; on a real socket of the loopback interface."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 from aiohttp import web
+from pydantic import ValidationError
 
 from sluice.api import names
+from sluice.api.agent import MAX_STATE_BYTES, AgentState
 from sluice.api.router import WorkerList
 from sluice.plan.actions import ObjectRef
 from sluice.runtime import routers
@@ -163,3 +166,47 @@ async def test_router_that_does_not_take_the_list_is_named_with_the_cause(
 async def test_missing_token_file_is_named(http: PodHttp, tmp_path: Path) -> None:
     with pytest.raises(RouterUnreachable, match=str(tmp_path / "absent")):
         await a_sender(http, tmp_path / "absent").put(ROUTER, "127.0.0.1", WorkerList(generation="g1"))
+
+
+NOISE = {
+    "nothing": b"",
+    "zeros": b"\x00" * 100,
+    "unknown version": b"HTTP/9.9 abc\r\n\r\n",
+    "negative length": b"HTTP/1.1 200 OK\r\nContent-Length: -5\r\n\r\n",
+    "huge length": b"HTTP/1.1 200 OK\r\nContent-Length: 99999999999999999999999\r\n\r\nx",
+    "broken chunk": b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nZZ\r\nfoo",
+    "negative chunk": b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n-1\r\nfoo\r\n0\r\n\r\n",
+    "long header": b"HTTP/1.1 200 OK\r\nX: " + b"a" * 100_000 + b"\r\n\r\n",
+    "many headers": b"HTTP/1.1 200 OK\r\n" + b"X: y\r\n" * 50_000 + b"\r\n",
+    "redirect to nowhere": b"HTTP/1.1 302 Found\r\nLocation: http://[::bad\r\nContent-Length: 0\r\n\r\n",
+    "broken gzip": b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 3\r\n\r\nabc",
+    "broken charset": b"HTTP/1.1 200 OK\r\nContent-Type: a/b; charset=\xff\r\nContent-Length: 2\r\n\r\n{}",
+    "broken cookie": b"HTTP/1.1 200 OK\r\nSet-Cookie: \xff=;;;=\r\nContent-Length: 4\r\n\r\n\xff\xfe[[",
+    "upgrade": b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\n\r\n",
+    "endless continue": b"HTTP/1.1 100 Continue\r\n\r\n" * 1000,
+    "body without content": b"HTTP/1.1 204 No Content\r\nContent-Length: 5\r\n\r\nhello",
+    "status 0": b"HTTP/1.1 000 \r\n\r\n",
+    "status 999": b"HTTP/1.1 999 \xff\r\n\r\n",
+    "deep JSON": b"HTTP/1.1 200 OK\r\n\r\n" + b"[" * 60_000,
+}
+
+
+@pytest.mark.parametrize("noise", NOISE)
+async def test_noise_at_a_pods_address_is_an_unreachable_pod_or_no_state_and_nothing_worse(
+    noise: str, http: PodHttp
+) -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1000)
+        writer.write(NOISE[noise])
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/state"
+    try:
+        data = await http.call("GET", url, timeout_s=2, max_bytes=MAX_STATE_BYTES)
+    except PodUnreachable:
+        return
+    finally:
+        server.close()
+    with pytest.raises(ValidationError):
+        AgentState.model_validate_json(data)

@@ -165,11 +165,33 @@ async def test_object_that_changed_under_the_pass_is_read_and_planned_again(worl
     assert world.live()["status"]["observedGeneration"] == 1
 
 
-async def test_object_that_went_away_under_the_pass_is_forgotten(world: World) -> None:
+async def test_object_that_a_404_denies_stays_until_the_watch_says_that_it_is_gone(world: World) -> None:
+    """An API server that does not know the CRD yet answers 404 for what exists."""
+    live = world.live()
     world.api.objects.clear()
-    world.queue.add(KEY)
-    await world.settle()
+    assert await world.run() is Ended.RETRY
+    assert world.store.view(KEY) is not None
+    world.api.objects[names.SERVICE_KIND, NAMESPACE, "svc"] = live
+    assert await world.run() is Ended.SUCCESS
+    assert world.live()["status"]["observedGeneration"] == 1
+    world.store.apply("DELETED", {**live, "metadata": {**live["metadata"], "resourceVersion": "999"}})
+    assert await world.run() is Ended.SUCCESS
     assert world.store.view(KEY) is None
+
+
+async def test_name_that_is_taken_is_looked_at_again_within_half_a_minute_for_ever(world: World) -> None:
+    pod = dict(create_pod("p").body)
+    world.api.put({**pod, "metadata": {**pod["metadata"], "ownerReferences": []}})
+    world.planner.actions = [create_pod("p")]
+    world.queue.add(KEY)
+    for _ in range(20):
+        assert world.queue.take() == KEY
+        world.queue.done(KEY, await world.run() is Ended.SUCCESS)
+        assert world.live()["status"]["refused"] == ["NameConflict"]
+        due = world.queue.next_due()
+        assert due is not None
+        assert due - world.clock.now <= 30
+        world.clock.advance(30)
 
 
 @pytest.mark.parametrize("where", ["bug", "status_bug"])

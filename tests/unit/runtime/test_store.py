@@ -270,3 +270,43 @@ def test_old_list_in_the_middle_changes_nothing(seed: int, length: int, at: int)
         store.apply(event, obj)
     store.replace(kinds.POD, past.values(), str(min(at, length) + 10))
     assert pods_of(store) == truth
+
+
+def test_absence_of_a_node_proves_something_only_when_nodes_were_listed() -> None:
+    view = a_store(a_pod("p", node="gone")).view(KEY)
+    assert view is not None and not view.nodes_known
+    view = a_store(a_pod("p", node="gone"), a_node("n1")).view(KEY)
+    assert view is not None and view.nodes_known and not view.nodes
+
+
+def elsewhere(obj: Object) -> Object:
+    return {**obj, "metadata": {**obj["metadata"], "namespace": "evil"}}
+
+
+def test_object_of_another_namespace_is_no_child_whatever_labels_and_owner_it_claims() -> None:
+    router = a_pod("router", ip="10.6.6.6")
+    del router["metadata"]["ownerReferences"]
+    router["metadata"]["labels"][names.LABEL_COMPONENT] = names.COMPONENT_ROUTER
+    mine, forged = a_config_map("keys", a="mine"), a_config_map("keys", uid="uid-forged", a="forged")
+    view = a_store(mine, elsewhere(forged), elsewhere(router), elsewhere(a_pod("p", ip="10.6.6.7"))).view(KEY)
+    assert view is not None
+    assert view.pods == ()
+    assert view.children["ConfigMap", "keys"]["data"] == {"a": "mine"}
+
+
+@pytest.mark.parametrize(
+    ("ready", "lost", "proves"), [(2, 1, True), (2, 2, True), (2, 3, False), (4, 4, True), (0, 1, False), (0, 9, False)]
+)
+def test_so_many_nodes_not_ready_that_the_control_plane_must_be_cut_off_prove_nothing(
+    ready: int, lost: int, proves: bool
+) -> None:
+    nodes = [a_node(f"ready-{n}") for n in range(ready)] + [a_node(f"lost-{n}", ready="Unknown") for n in range(lost)]
+    store = a_store(a_pod("p", node="lost-0"), *nodes)
+    view = store.view(KEY)
+    assert view is not None
+    assert (list(view.nodes) == ["lost-0"]) is proves
+    for n in range(lost):
+        store.apply("MODIFIED", a_node(f"lost-{n}", version=2))
+    view = store.view(KEY)
+    assert view is not None
+    assert list(view.nodes) == ["lost-0"]

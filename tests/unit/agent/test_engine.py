@@ -1,0 +1,25 @@
+"""What the agent reads off its engine: nonsense is unknown, never a number and never the agent's end."""
+
+import pytest
+
+from sluice.agent.engine import Answer, _json_object, _read_load, judge_answer
+from sluice.agent.facts import TestKind
+from sluice.api.agent import MAX_COUNT
+
+
+@pytest.mark.parametrize(
+    "load", ["Infinity", "NaN", "-1", "1e999", "1" + "0" * 400, str(MAX_COUNT + 1), "true", "null", '"3"', "[]"]
+)
+def test_a_load_that_cannot_be_one_is_unknown(load: str) -> None:
+    assert _read_load(Answer(200, f'{{"server_load": {load}}}')) is None
+
+
+def test_a_load_is_read() -> None:
+    assert _read_load(Answer(200, '{"server_load": 3}')) == 3.0
+    assert _read_load(Answer(503, '{"server_load": 3}')) is None
+
+
+@pytest.mark.parametrize("text", ["[" * 200_000, '{"a":' * 200_000, "", "{", "[1]", "1" * 5000])
+def test_a_text_that_is_no_object_is_an_empty_one(text: str) -> None:
+    assert _json_object(text) == {}
+    assert judge_answer(Answer(200, text))[0] is TestKind.FAILED
