@@ -46,7 +46,9 @@ def hang_idle(_: Product, service: Service) -> Result:
     until("routed again", lambda: name in routes.instances(), 60)
     thawed_restarts = restarts(service.pods())
     inject(service, victim, "hang")
-    until("restarted or replaced", lambda: restarts(service.pods()) > 0 or name not in names_of(service.pods()), 120)
+    until(
+        "restarted or replaced", lambda: restarts(service.pods()) > 0 or name not in names_of(service.pods()), SETTLE_S
+    )
     service.wait_settled(SETTLE_S)
     return Result({"unrouted_s": unrouted_s, "restarts_after_thaw": thawed_restarts})
 
