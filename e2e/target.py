@@ -57,6 +57,8 @@ def kind_of_cluster() -> str:
         raise DemoError(f"CLUSTER={kind} is unknown: use CLUSTER=local, or CLUSTER=existing with CONTEXT=<name>")
     if kind == "existing" and not os.environ.get("CONTEXT"):
         raise DemoError("CLUSTER=existing needs CONTEXT=<name of a context of your kubeconfig> (it is never guessed)")
+    if kind == "local" and os.environ.get("CONTEXT"):
+        raise DemoError("CONTEXT needs CLUSTER=existing: without it the local cluster would be used")
     if kind == "local" and (sys.platform != "linux" or os.geteuid() != 0):
         raise DemoError(
             "CLUSTER=local needs Linux and root (it makes namespaces, bridges and cgroups). Run as root, or name a "
