@@ -1,4 +1,4 @@
-"""What must hold after every step and before every write, whatever happened (scenarios.md, "Properties").
+"""What must hold after every step and before every write, whatever happened (docs/scenarios.md, "Properties").
 
 Judged against the simulated truth, with what the operator could know taken into account: it is blamed for what it
 does, never for what the world did a moment ago.

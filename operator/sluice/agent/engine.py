@@ -17,7 +17,7 @@ from sluice.agent.facts import Contact, Observation, TestKind, TestResult
 from sluice.api.agent import MAX_COUNT, AgentConfig
 
 ROUND_TIMEOUT_S = 2.0
-"""engines.md section 7: every read has 2 s."""
+"""Seconds for each read of the engine: twice the polling period, so a slow answer delays one round at most."""
 MAX_PAGE_BYTES = 8 * 1024 * 1024
 """A metrics page of a real vLLM is below 200 kB; beyond this the page counts as unreadable."""
 OWN_TEST_AGE_S = 0.2

@@ -18,7 +18,7 @@ class Contact(StrEnum):
     """What became of one round of requests to the engine."""
 
     CLOSED = "closed"
-    """Connection refused: nobody listens, so there is no engine process (vLLM while loading: engines.md, measured)."""
+    """Connection refused: nobody listens, so there is no engine process (vLLM while loading, as measured with 0.32)."""
     SILENT = "silent"
     """Somebody listens, nobody answered in time."""
     ANSWERED = "answered"

@@ -1,6 +1,6 @@
 """What an observation means for the engine: (state, observation, now) -> state, without any I/O.
 
-Rules (engines.md section 7; decisions D3, D4, D14, D15):
+Rules (decisions D3, D4, D14 and D15 of docs/scenarios.md):
 - *Busy is never hung.* A late self-test counts only when no token or iteration counter grew since it was sent.
 - *Unknown is never zero.* In-flight is 0 only if every configured source said so; without a readable progress counter
   nobody is called Hung, only Suspect (unrouted, reversible), unless `/metrics` itself no longer answers.
