@@ -116,6 +116,26 @@ async def bare_create(api: BareClient, prefix: str) -> float:
     return time.monotonic() - start
 
 
+async def quiet(api: BareClient, *, quiet_s: float = 5, deadline_s: float = 300) -> None:
+    """Until no pod of ours changed for `quiet_s`: scheduler and controllers have caught up."""
+    loop = asyncio.get_running_loop()
+    last, end = loop.time(), loop.time() + deadline_s
+
+    async def follow() -> None:
+        nonlocal last
+        async for _ in api.watch(f"/api/v1/pods?{services.SELECTOR}", metadata_only=True):
+            last = loop.time()
+
+    following = asyncio.create_task(follow())
+    try:
+        while loop.time() - last < quiet_s:
+            if loop.time() > end:
+                raise TimeoutError(f"pods still change after {deadline_s:g} s")
+            await asyncio.sleep(0.5)
+    finally:
+        following.cancel()
+
+
 async def replace(api: BareClient, prefix: str, seed: int) -> list[float]:
     """Milliseconds from deletion to replacement, one per deletion, one after the other."""
     order = random.Random(seed)
@@ -154,10 +174,11 @@ async def run(bed: ApiOnly, workdir: Path, *, large: bool = True) -> None:
             figures.record("converge.200x4_s", took)
             pods = await services.engine_pods(api, "small")
             figures.record("converge.duplicate_pods", services.duplicates(pods, REPLICAS))
-            figures.record("converge.vs_bare_create", took / await bare_create(api, "small"))
+            await quiet(api)
             times = await replace(api, "small", seed=1)
             figures.record("replace.p50_ms", quantiles(times, n=100)[49])
             figures.record("replace.p99_ms", quantiles(times, n=100)[98])
+            figures.record("converge.vs_bare_create", took / await bare_create(api, "small"))
             if large:
                 await _remove(api, "small", objects)
                 await _remove_namespaces(api, "baresmall-")
