@@ -145,7 +145,9 @@ async def _settled(api: BareClient, wanted: dict[str, Object]) -> bool:
 async def _unsettled(api: BareClient, wanted: dict[str, Object]) -> list[str]:
     live = await api.items(f"{services.API}/namespaces/crash-0/inferenceservices")
     names = {s["metadata"]["uid"]: s["metadata"]["name"] for s in live}
-    counts = Counter(names.get(p["metadata"]["labels"][SERVICE_UID]) for p in await services.engine_pods(api, "crash"))
+    # Fake nodes have no kubelet, so what was deleted with grace stays Terminating: it counts for nobody.
+    pods = [p for p in await services.engine_pods(api, "crash") if not p["metadata"].get("deletionTimestamp")]
+    counts = Counter(names.get(p["metadata"]["labels"][SERVICE_UID]) for p in pods)
     return [name for name, service in wanted.items() if counts[name] != service["spec"]["pools"][0]["replicas"]]
 
 
