@@ -15,7 +15,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from aiohttp import web
-from pydantic import ValidationError
 
 from sluice.agent.engine import Engine
 from sluice.agent.memory import BOOT_ID, Memory
@@ -32,18 +31,8 @@ EXIT_CONFIG = 2
 
 
 def read_config(environ: Mapping[str, str]) -> AgentConfig:
-    """The agent's configuration.
-
-    Raises:
-        ValueError: the variable is missing or not an `AgentConfig`; the message names the field.
-    """
-    text = environ.get(CONFIG_VARIABLE)
-    if not text:
-        raise ValueError(f"environment variable {CONFIG_VARIABLE} is not set; it carries AgentConfig as JSON")
-    try:
-        return AgentConfig.model_validate_json(text)
-    except ValidationError as error:
-        raise ValueError(f"environment variable {CONFIG_VARIABLE}: {error}") from error
+    """The agent's configuration; ValueError with the reason if it is missing or wrong."""
+    return AgentConfig.from_environment(CONFIG_VARIABLE, environ)
 
 
 async def serve(config: AgentConfig, *, state_dir: Path, host: str, port: int) -> None:

@@ -3,7 +3,10 @@
 Unknown keys are ignored because the two ends of a wire are upgraded at different times.
 """
 
-from pydantic import BaseModel, ConfigDict
+from collections.abc import Mapping
+from typing import Self
+
+from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic.alias_generators import to_camel
 
 
@@ -18,3 +21,18 @@ class Wire(BaseModel):
         allow_inf_nan=False,
         use_attribute_docstrings=True,
     )
+
+    @classmethod
+    def from_environment(cls, variable: str, environ: Mapping[str, str]) -> Self:
+        """The message that an environment variable carries as JSON: how a pod tells its containers what they are.
+
+        Raises:
+            ValueError: the variable is missing or not such a message; the text names the variable and the field.
+        """
+        text = environ.get(variable)
+        if not text:
+            raise ValueError(f"environment variable {variable} is not set; it carries {cls.__name__} as JSON")
+        try:
+            return cls.model_validate_json(text)
+        except ValidationError as error:
+            raise ValueError(f"environment variable {variable}: {error}") from error

@@ -14,7 +14,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from aiohttp import web
-from pydantic import ValidationError
 
 from sluice.api.router import SidecarConfig
 from sluice.router.auth import Verifier
@@ -30,18 +29,8 @@ EXIT_CONFIG = 2
 
 
 def read_config(environ: Mapping[str, str]) -> SidecarConfig:
-    """The sidecar's configuration.
-
-    Raises:
-        ValueError: the variable is missing or not a `SidecarConfig`; the message names the field.
-    """
-    text = environ.get(CONFIG_VARIABLE)
-    if not text:
-        raise ValueError(f"environment variable {CONFIG_VARIABLE} is not set; it carries SidecarConfig as JSON")
-    try:
-        return SidecarConfig.model_validate_json(text)
-    except ValidationError as error:
-        raise ValueError(f"environment variable {CONFIG_VARIABLE}: {error}") from error
+    """The sidecar's configuration; ValueError with the reason if it is missing or wrong."""
+    return SidecarConfig.from_environment(CONFIG_VARIABLE, environ)
 
 
 async def serve(config: SidecarConfig, *, own_ip: str | None) -> None:
