@@ -14,7 +14,7 @@ import yaml
 
 
 class OperatorProcess:
-    """`python -m sluice.main` with its own configuration file; `with` ends it by SIGTERM, then SIGKILL."""
+    """`sluice-operator` with its own configuration file; `with` ends it by SIGTERM, then SIGKILL."""
 
     def __init__(self, kubeconfig: Path, workdir: Path, **settings: object) -> None:
         self.kubeconfig = kubeconfig

@@ -1,44 +1,23 @@
 """`kubectl sluice` as a program on a real API server: kubectl runs it, RBAC limits it, the operator answers it."""
 
-import asyncio
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
 
-from e2e.bed.api_only import ApiOnly
 from sluice.api import names
-from sluice.runtime import kinds, kube
-from tests.api.support import Cluster, Stage, install_crds, running_cluster
+from sluice.runtime import kinds
+from tests.api.support import Stage
 
 Object = dict[str, Any]
 
 BIN = Path(sys.executable).parent
 RUN_S = 60.0
 CHART_ROLES = Path(__file__).parents[2] / "manifests" / "base" / "operator.yaml"
-
-
-@pytest.fixture(scope="module")
-def cluster(api_bed: ApiOnly, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    async def prepare() -> None:
-        async with kube.connect(api_bed.kubeconfig) as client:
-            await install_crds(client)
-
-    asyncio.run(prepare())
-    with running_cluster(api_bed, Path(tmp_path_factory.mktemp("operator"))) as running:
-        yield running
-
-
-@pytest.fixture
-def stage(cluster: Cluster) -> Iterator[Stage]:
-    with cluster.stage() as made:
-        yield made
 
 
 def sluice(kubeconfig: Path, *arguments: str, through_kubectl: bool = False) -> subprocess.CompletedProcess[str]:

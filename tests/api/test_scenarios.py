@@ -1,40 +1,19 @@
 """Scenarios of the behaviour catalogue on a real API server, with the operator as a real process and played pods."""
 
-import asyncio
 import time
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from e2e.bed.api_only import ApiOnly
 from sluice.api import names
 from sluice.api.router import Worker, WorkerList
-from sluice.runtime import kinds, kube
-from tests.api.support import Cluster, Stage, install_crds, running_cluster
+from sluice.runtime import kinds
+from tests.api.support import Stage
 
 Object = dict[str, Any]
 
 IDLE_S = 30.0
 EVENTS = "/apis/events.k8s.io/v1/namespaces/{}/events"
-
-
-@pytest.fixture(scope="module")
-def cluster(api_bed: ApiOnly, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    async def prepare() -> None:
-        async with kube.connect(api_bed.kubeconfig) as client:
-            await install_crds(client)
-
-    asyncio.run(prepare())
-    with running_cluster(api_bed, Path(tmp_path_factory.mktemp("operator"))) as running:
-        yield running
-
-
-@pytest.fixture
-def stage(cluster: Cluster) -> Iterator[Stage]:
-    with cluster.stage() as made:
-        yield made
 
 
 def test_s001_longest_name_serves_and_a_longer_one_is_refused_with_the_limit(stage: Stage) -> None:
