@@ -68,8 +68,11 @@ BARS: dict[str, Bar] = {
 
 
 LOSSLESS = ("rollout", "scale_in", "delete_pod", "evict", "node_drain", "router_rolling", "suspend", "quiet")
-BARS |= {f"lifecycle.{row}.failed": exactly(0, "requests") for row in LOSSLESS}
+COMPANIONS = ("operator_kill", "operator_upgrade")
+BARS |= {f"lifecycle.{row}.failed": exactly(0, "requests") for row in (*LOSSLESS, *COMPANIONS)}
 BARS |= {f"lifecycle.{row}.sent": Bar("requests", ">= 2000", lambda value: value >= 2000) for row in LOSSLESS}
+BARS |= {f"lifecycle.{row}.sent": Bar("requests", ">= 16000", lambda value: value >= 16000) for row in COMPANIONS}
+BARS |= {f"lifecycle.{row}.resent": Bar("requests", "recorded", lambda _: True) for row in LOSSLESS}
 for _row in ("bad_image", "crash_first_request", "hang_at_load"):
     BARS |= {
         f"lifecycle.{_row}.failed": exactly(0, "requests"),

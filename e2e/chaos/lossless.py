@@ -41,6 +41,8 @@ class Row:
 class Outcome:
     sent: int
     lost: int
+    resent: int
+    """See `e2e.traffic.driver`; none of them is lost."""
     seconds: float
     """How long the disturbance took until the service had settled."""
     details: Object
@@ -56,7 +58,8 @@ def run_row(row: Row, product: Product, service: Service, requests: int, compani
         took = time.monotonic() - started
         if not traffic.is_over:
             traffic.wait_for(max(20, requests - traffic.ended))
-    return Outcome(int(traffic.result["sent"]), traffic.lost, took, traffic.result)
+    result = traffic.result
+    return Outcome(int(result["sent"]), traffic.lost, int(result["resent"]), took, result)
 
 
 # -- what is done to the service ---------------------------------------------------------------------------------------
@@ -101,9 +104,13 @@ def evict(scene: Scene) -> None:
 
 
 def node_drain(scene: Scene) -> None:
-    """`kubectl drain`, then the node comes back."""
+    """`kubectl drain`, then the node comes back; twice, so that the second node carries all engines and routers."""
+    for _ in range(2):
+        _drain(scene, scene.service.pods()[0]["spec"]["nodeName"])
+
+
+def _drain(scene: Scene, node: str) -> None:
     service = scene.service
-    node = service.pods()[0]["spec"]["nodeName"]
     drain = ("drain", node, "--ignore-daemonsets", "--delete-emptydir-data", "--force", f"--timeout={int(SETTLE_S)}s")
     # Only this service: other tests' pods on the node are not the row's business.
     selector = f"--pod-selector=serving.sluice.dev/service-uid={service.get()['metadata']['uid']}"

@@ -54,6 +54,10 @@ class Tally:
     """What became of the requests; latencies in seconds."""
 
     sent: int = 0
+    resent: int = 0
+    """Sent again on another connection, because the kept one was closed before the request could be written to it. A
+    router that ends closes its idle connections, and a client may be about to use one (RFC 9112, 9.5); nobody got
+    the request, and HTTP clients send it again by themselves."""
     verdicts: Counter[Verdict] = field(default_factory=Counter)
     first_token_s: list[float] = field(default_factory=list)
     total_s: list[float] = field(default_factory=list)
@@ -71,6 +75,7 @@ class Tally:
     def as_dict(self) -> dict[str, Any]:
         return {
             "sent": self.sent,
+            "resent": self.resent,
             **{str(v): self.verdicts[v] for v in Verdict},
             "ttft_p50_s": _percentile(self.first_token_s, 50),
             "ttft_p99_s": _percentile(self.first_token_s, 99),
@@ -130,7 +135,7 @@ async def _request(
     }
     started = time.monotonic()
     try:
-        answer = await _connect(session, load, body)
+        answer = await _connect(session, load, body, tally)
         async with answer:
             if answer.status != 200:
                 return Verdict.FAILED, f"HTTP {answer.status}: {(await answer.text())[:200]}"
@@ -146,15 +151,23 @@ async def _request(
     return verdict, detail
 
 
-async def _connect(session: aiohttp.ClientSession, load: Load, body: dict[str, Any]) -> aiohttp.ClientResponse:
-    for left in range(load.reconnects, -1, -1):
+async def _connect(
+    session: aiohttp.ClientSession, load: Load, body: dict[str, Any], tally: Tally
+) -> aiohttp.ClientResponse:
+    left, may_resend = load.reconnects, True
+    while True:
         try:
             return await session.post(f"{load.url}/v1/chat/completions", json=body)
         except aiohttp.ClientConnectorError:
             if not left:
                 raise
+            left -= 1
             await asyncio.sleep(0.5)
-    raise AssertionError("the last try returns or raises")
+        except aiohttp.ClientOSError:  # unlike ServerDisconnectedError: the request never left whole
+            if not may_resend:
+                raise
+            may_resend = False
+            tally.resent += 1
 
 
 async def _read_plain(answer: aiohttp.ClientResponse, tokens: int) -> tuple[Verdict, str, float]:

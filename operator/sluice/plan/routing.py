@@ -3,7 +3,8 @@
 Invariants:
 - Listed is only who answered a real inference in the engine run that is named in the list (D14), and whoever was
   listed before and has gone silent. Nobody is listed who drains, terminates, failed or is lost.
-- Serving = every live router shows the worker ready. Unrouted = no router can still send it a request.
+- Serving = every live router shows the worker ready, and so does each one that starts and has its list: it may be Ready
+  by its other workers a moment later, when those are about to leave. Unrouted = no router can still send it a request.
 - A router that says nothing proves nothing, unless its pod is not ready or terminating (it then gets no new requests).
 - No list is sent to a router before it was heard: a fresh operator must not empty routers by ignorance.
 """
@@ -40,6 +41,13 @@ class RouterView:
         return self.pod.ready and self.pod.deletion_at is None and self.pod.phase not in ("Failed", "Succeeded")
 
     @property
+    def is_starting(self) -> bool:
+        """It has its list, so its pod is Ready as soon as any worker is."""
+        is_leaving = self.pod.deletion_at is not None or self.pod.phase != "Running"
+        held = self.last.wanted if self.last is not None and self.speaks else None
+        return held is not None and held.open and not self.pod.ready and not is_leaving
+
+    @property
     def speaks(self) -> bool:
         """Its word about smg counts now."""
         return self.is_fresh and self.last is not None and self.last.smg_reachable
@@ -68,7 +76,9 @@ def _confirmed(instance: Instance, routers: Sequence[RouterView]) -> Instance:
     if instance.verdict is Verdict.UNROUTE:
         return instance
     live = [router for router in routers if router.takes_requests]
-    if live and all(_lists(router, instance) for router in live):
+    # What serves already stays Serving while a router starts.
+    starting = [] if instance.pod.gate else [router for router in routers if router.is_starting]
+    if live and all(_lists(router, instance) for router in (*live, *starting)):
         if instance.reason is Reason.ROUTERS_STARTING:
             return replace(instance, phase=InstancePhase.SERVING, reason=Reason.SERVING, message=SERVES)
         return replace(instance, phase=InstancePhase.SERVING) if instance.verdict is Verdict.ROUTE else instance

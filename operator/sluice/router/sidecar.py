@@ -10,7 +10,7 @@ import contextlib
 import logging
 import time
 
-from sluice.api.router import RouterState, SidecarConfig, WorkerList
+from sluice.api.router import RouterState, SidecarConfig, Worker, WorkerList
 from sluice.router.agents import AgentWatch
 from sluice.router.files import HeldList, RunDir
 from sluice.router.siblings import fetch_newest
@@ -37,6 +37,8 @@ class Sidecar:
         self._agents = AgentWatch(self._news.set)
         self._manifest = NO_MANIFEST
         self._listed = run_dir.load_manifest()
+        self._leaving: dict[str, Worker] = {}
+        """Of earlier lists, by instance, while they stand in the manifest."""
         self.view: SmgView = UNKNOWN_VIEW
         self.held: HeldList | None = run_dir.load_wanted()
         if self.held is not None:
@@ -111,6 +113,9 @@ class Sidecar:
 
     def _hold(self, held: HeldList) -> None:
         self._run_dir.save_wanted(held)
+        ids = {worker.id for worker in held.wanted.workers}
+        before = {worker.id: worker for worker in self.held.wanted.workers} if self.held else {}
+        self._leaving = {name: w for name, w in (self._leaving | before).items() if name not in ids}
         if self.held is None or self.held.wanted.generation != held.wanted.generation:
             log.info("list %s: %d workers, open=%s", held.wanted.generation, len(held.wanted.workers), held.wanted.open)
         self.held = held
@@ -118,14 +123,20 @@ class Sidecar:
 
     def _follow(self) -> None:
         if self.held is not None:
-            self._agents.follow({worker.agent_url: worker.url for worker in self.held.wanted.workers})
+            followed = (*self._leaving.values(), *self.held.wanted.workers)
+            self._agents.follow({worker.agent_url: worker.url for worker in followed})
 
     async def _reconcile(self) -> None:
         self.view = await self._smg.view()
         if self.held is None:
             return
         manifest = plan_manifest(
-            self.held.wanted, self._agents.heard, self.view, self._listed or (), self._agents.paths
+            self.held.wanted,
+            self._agents.heard,
+            self.view,
+            self._listed or (),
+            self._agents.paths,
+            tuple(self._leaving.values()),
         )
         if manifest.entries != self._listed:
             self._run_dir.save_manifest(manifest.entries)
@@ -134,6 +145,9 @@ class Sidecar:
         if manifest.left_out != self._manifest.left_out:
             log.info("left out: %s", dict(manifest.left_out))
         self._manifest = manifest
+        if self._leaving.keys() - manifest.kept:
+            self._leaving = {name: worker for name, worker in self._leaving.items() if name in manifest.kept}
+            self._follow()
 
     async def _ask_siblings(self) -> None:
         """Until there is a list: a new pod must serve also while the operator is away."""

@@ -1,7 +1,8 @@
 """Which workers smg's manifest lists, and what is said about each: pure.
 
 Invariants:
-- only wanted workers are listed (the sidecar never adds);
+- only wanted workers are listed (the sidecar never adds), and the last one that smg has ready until a wanted one is: a
+  router that became Ready with the old list only has its new workers pending, and answers 503 if the old leave first;
 - a worker whose agent speaks against it is not listed; a silent agent alone changes nothing;
 - a worker whose agent *and* engine can't be reached is not listed while this router reaches another one. That can't hit
   the wrong one: a crashed agent leaves the engine's port open, a busy or frozen engine still takes connections (the
@@ -79,6 +80,8 @@ class Manifest:
     """Instance to the reason why it is wanted and not listed."""
     withheld: frozenset[str]
     """Those of `left_out` that their agents speak against or that can't be reached; the others only wait for smg."""
+    kept: frozenset[str] = frozenset()
+    """Those of `entries` that nobody wants any more and that stay until a wanted one is ready."""
 
 
 def refuse_list(wanted: WorkerList) -> str | None:
@@ -122,9 +125,10 @@ def plan_manifest(
     smg: SmgView,
     listed: Sequence[Entry],
     paths: Mapping[str, DataPath] = NOTHING_TRIED,
+    leaving: Sequence[Worker] = (),
 ) -> Manifest:
     """The manifest to write next; `agents` maps agent URL to the last word, `listed` is what the manifest has now,
-    `paths` maps agent URL to the way there (absent: not tried yet)."""
+    `paths` maps agent URL to the way there (absent: not tried yet), `leaving` are workers of earlier lists."""
     lost = lost_paths(wanted, paths)
     in_manifest = {(entry.id, entry.url) for entry in listed}
     in_smg = {worker.url for worker in smg.workers}
@@ -143,8 +147,39 @@ def plan_manifest(
         elif (worker.id, worker.url) not in in_manifest and worker.url in in_smg:
             left_out[worker.id] = "AddressInUse: smg still has a removed worker at this address"
         else:
-            entries.append(Entry(id=worker.id, url=worker.url, model=worker.model))
-    return Manifest(entries=tuple(entries), left_out=left_out, withheld=frozenset(withheld))
+            entries.append(_entry(worker))
+    kept = [_entry(w) for w in _kept(wanted, leaving, smg, entries, listed) if _is_well(w, agents, paths)]
+    return Manifest((*entries, *kept), left_out, frozenset(withheld), frozenset(entry.id for entry in kept))
+
+
+def _kept(
+    wanted: WorkerList, leaving: Sequence[Worker], smg: SmgView, entries: Sequence[Entry], listed: Sequence[Entry]
+) -> Sequence[Worker]:
+    """Workers that are to go and are all that smg has ready, while others are on their way in.
+
+    An explicit zero takes all at once.
+    """
+    ready = {(worker.id, worker.url) for worker in smg.workers if worker.status is WorkerStatus.READY}
+    if not entries or any((entry.id, entry.url) in ready for entry in entries):
+        return ()
+    ids, urls = {worker.id for worker in wanted.workers}, {worker.url for worker in wanted.workers}
+    return [
+        worker
+        for worker in leaving
+        if worker.id not in ids and worker.url not in urls and _entry(worker) in listed
+        if (worker.id, worker.url) in ready
+    ]
+
+
+def _is_well(worker: Worker, agents: Mapping[str, AgentState], paths: Mapping[str, DataPath]) -> bool:
+    """Whether its agent says so now; silence is not enough to keep what the operator took away."""
+    state = agents.get(worker.agent_url)
+    answers = state is not None and paths.get(worker.agent_url) is DataPath.ANSWERS
+    return answers and speaks_against(worker, state) is None
+
+
+def _entry(worker: Worker) -> Entry:
+    return Entry(id=worker.id, url=worker.url, model=worker.model)
 
 
 def render(entries: Sequence[Entry]) -> str:
@@ -182,6 +217,12 @@ def report_workers(wanted: WorkerList | None, manifest: Manifest, smg: SmgView) 
             RoutedWorker(id=worker.id, url=worker.url, engine_id=worker.engine_id, status=status, reason=reason)
         )
     return told + [
-        RoutedWorker(id=ghost.id or "", url=ghost.url, engine_id=None, status=ghost.status, reason="NotWanted")
+        RoutedWorker(
+            id=ghost.id or "",
+            url=ghost.url,
+            engine_id=None,
+            status=ghost.status,
+            reason="LastReady: kept until a wanted worker is ready" if ghost.id in manifest.kept else "NotWanted",
+        )
         for ghost in present.values()
     ]

@@ -30,7 +30,13 @@ def a_router(
         },
     }
     generation = held.generation if held else None
-    state = RouterState(generation=generation, smg_reachable=True, workers=list(workers), wanted=held)
+    state = RouterState(
+        generation=generation,
+        open=held.open if held else True,
+        smg_reachable=True,
+        workers=list(workers),
+        wanted=held,
+    )
     return RouterView(pod_facts(pod), state if heard else None, fresh)
 
 
@@ -56,6 +62,18 @@ def test_a_router_that_gets_no_requests_does_not_count() -> None:
     verified = judge(a_pod(), READY)
     assert phase(verified, a_router(entry()), a_router(ready=False)) == "Serving"
     assert phase(verified, a_router(entry(), ready=False)) == "Verifying"
+
+
+def test_a_router_that_starts_with_its_list_has_to_show_what_is_new() -> None:
+    """It turns Ready by its old workers; were they drained on the word of the others, it would be left with none."""
+    starting = a_router(ready=False, held=worker_list([]))
+    assert phase(judge(a_pod(), READY), a_router(entry()), starting) == "Verifying"
+    assert phase(judge(a_pod(), READY), a_router(entry()), a_router(entry(), ready=False, held=worker_list([]))) == (
+        "Serving"
+    )
+    closed = a_router(ready=False, held=worker_list([], is_open=False))
+    assert phase(judge(a_pod(), READY), a_router(entry()), closed) == "Serving"
+    assert phase(judge(a_pod(gate=True), READY), a_router(entry()), starting) == "Serving", "what serves goes on"
 
 
 def test_a_silent_router_changes_nothing_in_either_direction() -> None:

@@ -63,6 +63,8 @@ class Smg:
 
     run_dir: Path
     port: int = field(default_factory=free_port)
+    pending: set[str] = field(default_factory=set)
+    """Instances whose health check has not passed."""
     draining: dict[str, tuple[str, float]] = field(default_factory=dict)
     workers: dict[str, str] = field(default_factory=dict)
 
@@ -87,7 +89,7 @@ class Smg:
         if request.headers.get("Authorization") != f"Bearer {(self.run_dir / 'admin-key').read_text()}":
             return web.Response(status=401)
         self.follow()
-        told = [self._worker(url, name, "ready") for url, name in self.workers.items()]
+        told = [self._worker(url, n, "pending" if n in self.pending else "ready") for url, n in self.workers.items()]
         told += [self._worker(url, name, "draining") for url, (name, _) in self.draining.items()]
         return web.json_response({"workers": told, "total": len(told)})
 
@@ -96,7 +98,7 @@ class Smg:
 
     async def _readiness(self, _: web.Request) -> web.Response:
         self.follow()
-        return web.Response(status=200 if self.workers else 503)
+        return web.Response(status=200 if set(self.workers.values()) - self.pending else 503)
 
 
 @dataclass
@@ -334,6 +336,24 @@ async def test_a_router_that_reaches_nobody_keeps_all_workers(pod: Pod) -> None:
         for _ in range(20):  # two rounds of its watch
             assert await pod.sidecar.shows(c="ready", d="ready")()
             await asyncio.sleep(0.1)
+
+
+async def test_the_last_ready_worker_leaves_only_when_a_wanted_one_is_ready(pod: Pod) -> None:
+    """A router that became Ready by its old worker alone, when that one is about to leave."""
+    pod.smg.pending.add("b")
+    await pod.sidecar.put(pod.a.worker(), pod.b.worker())
+    await eventually(pod.sidecar.shows(a="ready", b="pending"))
+    await pod.sidecar.put(pod.b.worker(), generation="g2")
+    asked = pod.a.asked
+
+    async def is_polled_on() -> bool:
+        assert await pod.sidecar.is_ready()
+        assert await pod.sidecar.shows(a="ready", b="pending")()
+        return pod.a.asked > asked + 2
+
+    await eventually(is_polled_on)
+    pod.smg.pending.clear()
+    await eventually(pod.sidecar.shows(a="draining", b="ready"))
 
 
 async def test_reused_address_goes_to_the_new_instance_only_after_the_old_is_gone(pod: Pod) -> None:

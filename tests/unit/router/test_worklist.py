@@ -205,6 +205,52 @@ def test_silence_never_empties_a_manifest(wanted: list[Worker], paths: list[Data
     assert reached <= {entry.id for entry in manifest.entries}
 
 
+OLD, NEW = a_worker("a"), a_worker("b", ip="10.0.0.2")
+SPEAKS, WELL = {OLD.agent_url: ANSWERS}, {OLD.agent_url: an_agent()}
+
+
+def smg_has(**status: WorkerStatus) -> SmgView:
+    """smg's workers OLD (a) and NEW (b) with these states."""
+    urls = {"a": OLD.url, "b": NEW.url}
+    return SmgView(Reach.ANSWERED, tuple(SmgWorker(name, urls[name], said) for name, said in status.items()))
+
+
+@pytest.mark.parametrize(
+    "new",
+    [{}, {"b": WorkerStatus.PENDING}, {"b": WorkerStatus.NOT_READY}, {"b": WorkerStatus.DRAINING}],
+    ids=["unknown to smg", "pending", "not ready", "draining"],
+)
+def test_the_last_ready_worker_stays_until_a_wanted_one_is_ready(new: dict[str, WorkerStatus]) -> None:
+    smg = smg_has(a=WorkerStatus.READY, **new)
+    manifest = plan_manifest(a_list(NEW), WELL, smg, listed(OLD, NEW), SPEAKS, [OLD])
+    assert manifest.entries == listed(NEW, OLD)
+    told = {worker.id: worker for worker in report_workers(a_list(NEW), manifest, smg)}
+    assert told["a"].reason.startswith("LastReady"), "the operator sees that it may still get requests"
+    assert told["a"].status is WorkerStatus.READY
+    now_ready = smg_has(a=WorkerStatus.READY, b=WorkerStatus.READY)
+    assert plan_manifest(a_list(NEW), WELL, now_ready, listed(NEW, OLD), SPEAKS, [OLD]).entries == listed(NEW)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "agents", "paths", "smg"),
+    [
+        ((), WELL, SPEAKS, smg_has(a=WorkerStatus.READY)),
+        ((NEW,), {OLD.agent_url: an_agent(phase=EnginePhase.DRAINING)}, SPEAKS, smg_has(a=WorkerStatus.READY)),
+        ((NEW,), {OLD.agent_url: an_agent(engine_id="run-2")}, SPEAKS, smg_has(a=WorkerStatus.READY)),
+        ((NEW,), {}, {}, smg_has(a=WorkerStatus.READY)),
+        ((NEW,), WELL, {OLD.agent_url: CONNECTS}, smg_has(a=WorkerStatus.READY)),
+        ((NEW,), WELL, SPEAKS, smg_has(a=WorkerStatus.NOT_READY)),
+        ((NEW,), WELL, SPEAKS, SmgView(Reach.DOWN)),
+        ((a_worker("b"),), WELL, SPEAKS, smg_has(a=WorkerStatus.READY)),
+    ],
+    ids=["explicit zero", "draining", "restarted", "never heard", "silent", "not ready", "smg down", "address reused"],
+)
+def test_nothing_else_keeps_a_worker_that_the_operator_took_away(
+    wanted: tuple[Worker, ...], agents: dict[str, AgentState], paths: dict[str, DataPath], smg: SmgView
+) -> None:
+    assert "a" not in {e.id for e in plan_manifest(a_list(*wanted), agents, smg, listed(OLD), paths, [OLD]).entries}
+
+
 @given(wanted=_WORKERS, before=_WORKERS, smg=_WORKERS, phases=_PHASES, reach=st.sampled_from(list(Reach)))
 def test_never_adds_and_never_lists_an_address_twice(
     wanted: list[Worker], before: list[Worker], smg: list[Worker], phases: dict[int, EnginePhase], reach: Reach
