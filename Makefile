@@ -87,6 +87,8 @@ e2e: setup  ## Real kubelets, full counts
 	$(BED) build
 	SLUICE_E2E=full $(PYTEST) e2e/suites --durations=20
 
+bench bench-lifecycle: export SLUICE_E2E = full
+
 bench: setup  ## All figures: build/bench/*.jsonl
 	$(PY) -m e2e.bench
 

@@ -172,12 +172,18 @@ class Service:
 
     @contextmanager
     def traffic(
-        self, *, model: str | None = None, count: int = 100_000, concurrency: int = 8, reconnects: int = 0
+        self,
+        *,
+        model: str | None = None,
+        count: int = 100_000,
+        concurrency: int = 8,
+        reconnects: int = 0,
+        prompt_words: int = 40,
     ) -> Iterator["Traffic"]:
         """Continuous load through the router; `Traffic.result` after the block says what became of each request."""
         command = [sys.executable, "-m", "e2e.traffic", "--url", self.url(), "--model", model or self.name]
         command += ["--count", str(count), "--concurrency", str(concurrency), "--seconds", "900", "--pause", "0.02"]
-        command += ["--reconnects", str(reconnects)]
+        command += ["--reconnects", str(reconnects), "--prompt-words", str(prompt_words)]
         with self.bed.in_network():
             process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
         run = Traffic(process)

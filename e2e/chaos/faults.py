@@ -1,6 +1,7 @@
 """Rows in which something breaks: how fast it is out of the routers' lists, and what it costs."""
 
 import json
+import os
 import threading
 import time
 import urllib.error
@@ -11,6 +12,9 @@ from e2e.chaos.observe import Routes, a_spec, gate_of, heal, inject, names_of, r
 from e2e.product import Object, Product, Service, fetch, kill_container, until
 
 SETTLE_S = 240.0
+CONTEXT = 4096
+"""Tokens of four characters; the longest prompt leaves room for the longest answer."""
+CONTEXT_WORDS = (CONTEXT - 160) * 4 // 5
 HANG_S = 15
 """`hangTimeoutSeconds` of `a_spec`."""
 
@@ -65,9 +69,10 @@ def hang_busy(_: Product, service: Service) -> Result:
     return Result({"unrouted_s": unrouted_s}, traffic.result)
 
 
-def saturation(_: Product, service: Service, seconds: float = 30) -> Result:
-    """Twice as many requests as slots: busy is not dead."""
-    with service.traffic(concurrency=16) as traffic:
+def saturation(_: Product, service: Service) -> Result:
+    """Twice as many requests as slots, with prompts up to the context limit: busy is not dead."""
+    seconds = 300 if os.environ.get("SLUICE_E2E") == "full" else 30
+    with service.traffic(concurrency=16, prompt_words=CONTEXT_WORDS) as traffic:
         traffic.wait_for(16)
         names = names_of(service.pods())
         held = steadily(lambda: all(gate_of(p) for p in service.pods()) and names_of(service.pods()) == names, seconds)
@@ -204,7 +209,7 @@ _BOUNDED = a_spec(2, rollout={"maxSurge": 1, "progressDeadlineSeconds": 60}, hea
 ROWS: tuple[Fault, ...] = (
     Fault("hang_idle", hang_idle, a_spec(2, health={"selfTestPeriodSeconds": 2, "hangTimeoutSeconds": 40})),
     Fault("hang_busy", hang_busy),
-    Fault("saturation", saturation, a_spec(2, "--max-num-seqs=4")),
+    Fault("saturation", saturation, a_spec(2, "--max-num-seqs=4", f"--max-model-len={CONTEXT}")),
     Fault("engine_kill9", engine_kill9),
     Fault("router_kill9", router_kill9),
     Fault("node_lost", node_lost),

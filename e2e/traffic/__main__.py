@@ -30,6 +30,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=1000)
     parser.add_argument("--seconds", type=float)
     parser.add_argument("--pause", type=float, default=0.0, help="seconds between two requests of one client")
+    parser.add_argument("--prompt-words", type=int, default=40, help="prompts have up to so many words")
     parser.add_argument("--reconnects", type=int, default=0, help="new tries when no connection could be made")
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
@@ -42,6 +43,7 @@ def main() -> None:
                 count=args.count,
                 seconds=args.seconds,
                 pause_s=args.pause,
+                prompt_words=args.prompt_words,
                 reconnects=args.reconnects,
                 seed=args.seed,
             )

@@ -40,6 +40,8 @@ class Load:
     count: int = 1000
     seconds: float | None = None
     tokens: tuple[int, ...] = (8, 16, 32, 128)
+    prompt_words: int = 40
+    """Prompts have up to so many words, of five characters each."""
     idle_timeout_s: float = 30
     pause_s: float = 0.0
     """Seconds between two requests of one client."""
@@ -127,7 +129,12 @@ async def _request(
     stream = number % 2 == 0
     body = {
         "model": load.model,
-        "messages": [{"role": "user", "content": f"request {number}: {draw.random()} " + "word " * draw.randrange(40)}],
+        "messages": [
+            {
+                "role": "user",
+                "content": f"request {number}: {draw.random()} " + "word " * draw.randrange(load.prompt_words),
+            }
+        ],
         "max_tokens": tokens,
         "ignore_eos": True,
         "stream": stream,
