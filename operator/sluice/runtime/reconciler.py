@@ -1,4 +1,5 @@
-"""One pass: look at the snapshot, plan, act, report, come back later. All decisions are `plan`'s.
+"""One pass: look at the snapshot, plan, act, again while there is something to do, report, come back later. All
+decisions are `plan`'s.
 
 Invariants: nothing is read from the API inside a pass and nothing is remembered from the last one; status is written
 after failures too; a bug in the plan becomes a condition and a back-off, never an exit and never an action.
@@ -46,6 +47,10 @@ Object = dict[str, Any]
 TRANSIENT_CAP_S: Final = 30.0
 """Back-off of what fails by itself and heals by itself, an API server that is away above all."""
 
+MAX_ROUNDS: Final = 4
+"""Of one pass; more than any chain of steps that needs no word from outside. A service that never comes to rest gives
+way to the others then."""
+
 PlanFunction = Callable[[ServiceSnapshot, float], Plan]
 StatusFunction = Callable[[ServiceSnapshot, Plan, Sequence[Result], float], Object]
 
@@ -65,6 +70,22 @@ class Ended(StrEnum):
     """Something transient."""
     ERROR = "error"
     """A bug, or a pass that took too long."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Round:
+    """What one round of a pass saw, decided and did."""
+
+    snapshot: ServiceSnapshot
+    plan: Plan
+    results: tuple[Result, ...]
+    now: float
+
+    @property
+    def goes_on(self) -> bool:
+        """Something was done and nothing went wrong: what went wrong has to get into the status."""
+        outcomes = {result.outcome for result in self.results}
+        return Outcome.DONE in outcomes and outcomes <= {Outcome.DONE, Outcome.UNCHANGED}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,11 +127,24 @@ class Reconciler:
                 self.metrics.reconciled(key[0], ended, monotonic() - started)
 
     async def run(self, key: Key) -> Ended:
-        """One pass."""
-        view = self.store.view(key)
-        if view is None:
-            self._forget(key)
-            return Ended.SUCCESS
+        """One pass: rounds of looking, planning and acting while the last one did something, then the status.
+
+        A round sees what the one before did (the store has the responses), so the status is written once and right,
+        and a step that follows at once does not wait behind other services.
+        """
+        left = MAX_ROUNDS
+        while (view := self.store.view(key)) is not None:
+            step = await self._round(key, view)
+            left -= 1
+            if step is None:
+                return Ended.ERROR
+            if not step.goes_on or not left:
+                return await self._conclude(key, step)
+        self._forget(key)
+        return Ended.SUCCESS
+
+    async def _round(self, key: Key, view: View) -> "_Round | None":
+        """Plan and act once; None after a bug in the plan, which is told on the object."""
         self.uids[key] = str(view.service["metadata"]["uid"])
         self.agents.watch(key, view.pods)
         self.routers.watch(key, view.pods)
@@ -121,14 +155,19 @@ class Reconciler:
         except Exception as error:  # a bug: say so on the object, do nothing
             log.exception("%s %s/%s: planning failed", *key)
             await self._write_status(key, snapshot, internal_error_status(snapshot, error, now))
-            return Ended.ERROR
+            return None
         results = await self.executor.run(snapshot.uid, plan.actions, recent_creations=snapshot.recent_creations)
         self._report(snapshot, plan, results)
+        return _Round(snapshot, plan, results, now)
+
+    async def _conclude(self, key: Key, step: "_Round") -> Ended:
+        """Write the status of the last round and say when to look again."""
+        snapshot, plan, results = step.snapshot, step.plan, step.results
         try:
-            status = self.compute_status(snapshot, plan, results, now)
+            status = self.compute_status(snapshot, plan, results, step.now)
         except Exception as error:  # a bug again: what was done stays done, the condition says why no more is known
             log.exception("%s %s/%s: computing the status failed", *key)
-            await self._write_status(key, snapshot, internal_error_status(snapshot, error, now))
+            await self._write_status(key, snapshot, internal_error_status(snapshot, error, step.now))
             return Ended.ERROR
         written = await self._write_status(key, snapshot, status)
         if any(result.outcome is Outcome.DONE for result in results):

@@ -21,7 +21,7 @@ from sluice.runtime.metrics import Metrics, StateCollector
 from sluice.runtime.observer import Agents, Follower
 from sluice.runtime.podhttp import PodHttp
 from sluice.runtime.queue import Queue
-from sluice.runtime.reconciler import Ended, Reconciler
+from sluice.runtime.reconciler import MAX_ROUNDS, Ended, Reconciler
 from sluice.runtime.routers import Routers, Token
 from sluice.runtime.store import Store
 from tests.unit.runtime.builders import KEY, NAMESPACE, SERVICE_UID, FakeClock, Object, a_service, until
@@ -122,9 +122,25 @@ async def test_second_pass_writes_nothing(world: World) -> None:
 async def test_pass_that_did_something_looks_again_at_once_and_sees_it(world: World) -> None:
     world.planner.actions = [create_pod("p")]
     world.queue.add(KEY)
-    assert await world.settle() == 2
+    assert await world.settle() == 1
     assert [len(snapshot.pods) for snapshot in world.planner.snapshots] == [0, 1]
     assert world.live()["status"]["pods"] == 1
+    assert [verb for verb, *_ in world.api.writes()].count("apply_status") == 1, "one status, of what is there now"
+
+
+async def test_a_service_that_never_comes_to_rest_gives_way_and_has_its_status(world: World) -> None:
+    made: list[Action] = []
+
+    def restless(snapshot: ServiceSnapshot, _: float) -> Plan:
+        made.append(create_pod(f"p{len(made)}"))
+        world.planner.snapshots.append(snapshot)
+        return Plan((made[-1],))
+
+    object.__setattr__(world.reconciler, "plan", restless)
+    assert await world.run() is Ended.SUCCESS
+    assert len(made) == MAX_ROUNDS
+    assert world.live()["status"]["observedGeneration"] == 1
+    assert world.queue.depth() == 1
 
 
 async def test_status_is_written_though_an_action_was_refused_and_the_key_backs_off(world: World) -> None:
