@@ -42,6 +42,7 @@ BARS: dict[str, Bar] = {
     "converge.200x4_s": at_most(10, "s"),
     "converge.duplicate_pods": exactly(0, "pods"),
     "converge.vs_bare_create": at_most(2.0, "ratio"),
+    "replace.bare_p50_ms": Bar("ms", "recorded", lambda _: True),
     "converge.1000x4_s": Bar("s", "recorded", lambda _: True),
     "converge.1000_vs_200_per_service": at_most(1.3, "ratio"),
     "operator.rss_mb_4000_pods": at_most(300, "MB"),
