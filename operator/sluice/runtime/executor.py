@@ -13,8 +13,6 @@ The client is a parameter: tests kill the run between any two actions by a clien
 """
 
 import asyncio
-import hashlib
-import json
 import logging
 import time
 from collections import defaultdict, deque
@@ -259,11 +257,8 @@ class Executor:
 
     async def _apply(self, action: Apply, state: _Pass, *, again: bool = True) -> "_Verdict":
         kind = kinds.BY_NAME[action.body["kind"]]
-        body = with_spec_hash(action.body)
-        meta = body["metadata"]
+        body, meta = action.body, action.body["metadata"]
         known = self._store.find(kind, meta.get("namespace", ""), meta["name"], state.service_uid)
-        if known is not None and is_applied(body, known.value):
-            return _UNCHANGED
         try:
             live = await self._client.apply(kind, body, uid=None if known is None else known.uid)
         except AlreadyExists:
@@ -348,38 +343,3 @@ def _limit_message(limit: int) -> str:
         f"{limit} pods were created for this service within a minute; creation pauses. "
         "Something removes or fails the pods: see status.problems and the pods' events."
     )
-
-
-def with_spec_hash(body: Mapping[str, Any]) -> Object:
-    """The body with the annotation that makes removed fields visible: a digest over the body as built."""
-    meta = body["metadata"]
-    annotations = dict(meta.get("annotations") or {})
-    if names.ANNOTATION_SPEC_HASH not in annotations:
-        digest = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()[:16]
-        annotations[names.ANNOTATION_SPEC_HASH] = digest
-    return {**body, "metadata": {**meta, "annotations": annotations}}
-
-
-def is_applied(desired: Mapping[str, Any], live: Mapping[str, Any]) -> bool:
-    """True if an apply would change nothing: same hash annotation, and all we want is there.
-
-    The hash alone would miss what others changed; the comparison alone would miss a field that we no longer want.
-    """
-    hashes = [(obj["metadata"].get("annotations") or {}).get(names.ANNOTATION_SPEC_HASH) for obj in (desired, live)]
-    return hashes[0] == hashes[1] and _is_subset(desired, live)
-
-
-def _is_subset(desired: Any, live: Any) -> bool:
-    """Maps may have more keys live (defaults, other owners); lists must pair up element by element."""
-    if isinstance(desired, Mapping):
-        return isinstance(live, Mapping) and all(
-            (key in live and _is_subset(value, live[key])) or (key not in live and value in (None, {}, []))
-            for key, value in desired.items()
-        )
-    if isinstance(desired, list):
-        return (
-            isinstance(live, list)
-            and len(desired) == len(live)
-            and all(_is_subset(want, have) for want, have in zip(desired, live, strict=True))
-        )
-    return bool(desired == live)

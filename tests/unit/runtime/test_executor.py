@@ -10,7 +10,7 @@ from sluice.api.conditions import Reason
 from sluice.api.router import WorkerList
 from sluice.plan.actions import Action, Annotate, Apply, Create, Delete, ObjectRef, Outcome, PutWorkers, Result, SetGate
 from sluice.runtime.errors import Forbidden, Invalid, NotFound, QuotaExceeded, Unavailable
-from sluice.runtime.executor import CreationLog, Executor, RouterUnreachable, is_applied, with_spec_hash
+from sluice.runtime.executor import CreationLog, Executor, RouterUnreachable
 from sluice.runtime.store import Store
 from tests.unit.runtime.builders import KEY, NAMESPACE, SERVICE_UID, FakeClock, Object, a_config_map, a_pod, a_service
 from tests.unit.runtime.memory_api import MemoryApi, failing
@@ -376,30 +376,3 @@ async def test_killed_between_any_two_writes_the_next_run_completes_without_dupl
         outcomes = await after.outcomes(*actions)
         assert set(outcomes) <= {"Done", "Unchanged"}
         assert len(after.api.objects) == len(actions)
-
-
-# The no-op rule
-
-DESIRED = with_spec_hash({"kind": "X", "metadata": {"name": "x"}, "spec": {"a": 1, "list": [{"n": "1"}], "none": None}})
-HASH = DESIRED["metadata"]["annotations"]
-
-
-@pytest.mark.parametrize(
-    ("live", "same"),
-    [
-        pytest.param({"spec": {"a": 1, "list": [{"n": "1"}]}}, True, id="equal"),
-        pytest.param({"spec": {"a": 1, "list": [{"n": "1", "d": 2}], "dflt": 3}, "status": {}}, True, id="defaults"),
-        pytest.param({"spec": {"a": 2, "list": [{"n": "1"}]}}, False, id="changed by others"),
-        pytest.param({"spec": {"a": 1, "list": []}}, False, id="list entry lost"),
-        pytest.param({"spec": {"a": 1, "list": [{"n": "1"}, {"n": "2"}]}}, False, id="list entry added"),
-        pytest.param({"spec": {"list": [{"n": "1"}]}}, False, id="field lost"),
-    ],
-)
-def test_unchanged_means_same_hash_and_all_that_is_wanted_is_there(live: Object, same: bool) -> None:
-    assert is_applied(DESIRED, {"kind": "X", "metadata": {"name": "x", "annotations": HASH}, **live}) is same
-
-
-def test_field_that_is_no_longer_wanted_shows_in_the_hash() -> None:
-    fewer = with_spec_hash({"kind": "X", "metadata": {"name": "x"}, "spec": {"a": 1}})
-    live = {**DESIRED, "spec": {"a": 1, "list": [{"n": "1"}]}}
-    assert not is_applied(fewer, live)
