@@ -5,13 +5,14 @@ it belongs to tests and must not be reachable for others.
 """
 
 import os
+from dataclasses import asdict
 from typing import Any
 
 from aiohttp import web
 
-from sluice_sim.cli import VERSION
 from sluice_sim.effects import Effects
-from sluice_sim.faults import SPECS, FaultError, Source
+from sluice_sim.fault_catalog import SPECS, FaultError
+from sluice_sim.faults import Source
 from sluice_sim.state import Sim
 
 
@@ -37,20 +38,27 @@ class _Control:
 
     async def state(self, _: web.Request) -> web.Response:
         sim, kv = self._sim, self._sim.engine.kv
-        gauges = sim.engine.gauges
+        gauges, config = sim.gauges, sim.config
+        group = config.group
         return web.json_response(
             {
                 "phase": sim.phase,
                 "paused": sim.engine.is_paused,
-                "version": VERSION,
+                "flavor": config.flavor,
+                "role": config.role,
+                "version": config.version,
                 "pid": os.getpid(),
                 "startedAt": sim.started_at,
                 "wallClock": sim.clock.wall(),
                 "port": sim.port,
-                "model": sim.config.model,
-                "servedNames": sim.config.served_names,
+                "model": config.model,
+                "servedNames": config.served_names,
+                "layout": asdict(config.layout),
+                "group": group and {"rank": group.rank, "nodes": group.size, "joined": sim.joined},
+                "transfer": None if sim.transfer is None else sim.transfer.state(),
                 "running": gauges.running,
                 "waiting": gauges.waiting,
+                "deferred": gauges.deferred,
                 "kv": {"blocks": kv.num_blocks, "blockSize": kv.block_size, "live": kv.live, "cached": kv.cached},
                 "requests": sim.ledger.totals,
                 "memoryGrownMb": sim.memory_mb,
@@ -65,6 +73,7 @@ class _Control:
                 "effect": spec.effect,
                 "args": list(spec.params),
                 "onlyAtStart": spec.only_at_start,
+                "needs": spec.needs,
             }
             for name, spec in SPECS.items()
         }

@@ -1,6 +1,7 @@
 """Faults of the whole process: pausing the engine, exits, the wall clock, memory; and where faults are set from.
 
-Invariants: the engine is paused exactly while `hang` or `frozen` holds, the model crashed, or the process went silent;
+Invariants: the engine is paused exactly while `hang` or `frozen` holds, a rank of its group does not answer, the model
+crashed, or the process went silent;
 a wrong faults file never replaces a right one (its error is in `/sim/state` and in the log).
 """
 
@@ -9,7 +10,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
-from sluice_sim.faults import Fault, FaultError, Source, parse_faults
+from sluice_sim.config import NixlTransfer
+from sluice_sim.fault_catalog import Fault, FaultError, Needs, parse_faults
+from sluice_sim.faults import Source
 from sluice_sim.log import log_event
 from sluice_sim.state import Phase, Sim
 
@@ -32,6 +35,8 @@ class Effects:
         self._file_error = ""
         self._memory: list[bytes] = []
         self._memory_at: float | None = None
+        self.kill_follower: Callable[[int | None, int], None] = lambda _rank, _code: None
+        """Makes a follower exit (the last one for None); the leader sets it."""
 
     def next_change(self) -> "asyncio.Future[None]":
         """Done at the next moment at which faults may have changed."""
@@ -46,6 +51,8 @@ class Effects:
             FaultError: the text is wrong, or has faults of the start though the model is loaded. Nothing changes.
         """
         faults = parse_faults(text, self._sim.metrics.names())
+        for fault in faults:
+            self._check_needs(fault)
         if source is Source.PUT and self._sim.phase is not Phase.LOADING:
             late = [fault.name for fault in faults if fault.spec.only_at_start]
             if late:
@@ -56,6 +63,23 @@ class Effects:
         if faults:
             log_event("faults", source=source, names=[fault.name for fault in faults])
         self.apply()
+
+    def _check_needs(self, fault: Fault) -> None:
+        """A fault that can have no effect here would make a test believe what it never tried."""
+        transfer, group = self._sim.config.transfer, self._sim.config.group
+        problem = None
+        match fault.spec.needs:
+            case Needs.TRANSFER if transfer is None:
+                problem = "this engine hands no KV over; start it with --role prefill or decode"
+            case Needs.LEASE if not isinstance(transfer, NixlTransfer):
+                problem = "only an engine of flavour vllm with --role prefill or decode has leases"
+            case Needs.GROUP if group is None:
+                problem = "this engine is not one of several nodes; start it with --nnodes"
+        rank = fault.args.get("rank")
+        if problem is None and group is not None and rank is not None and rank >= group.size:
+            problem = f"rank {rank} is not within the {group.size} nodes of this group"
+        if problem is not None:
+            raise FaultError(f"{fault.name}: {problem}")
 
     def read_file(self) -> None:
         """Put the faults file in force if its text changed; a missing file has no faults.
@@ -94,11 +118,11 @@ class Effects:
             self._happen(fault)
         is_frozen = sim.faults.state("frozen", now) is not None
         if is_frozen:
-            sim.metrics.freeze(sim.engine.gauges)
+            sim.metrics.freeze(sim.gauges)
         else:
             sim.metrics.thaw()
         is_hung = is_frozen or sim.faults.state("hang", now) is not None
-        if is_hung or self._is_silent or sim.phase is Phase.DEAD:
+        if is_hung or sim.is_stalled or self._is_silent or sim.phase is Phase.DEAD:
             sim.engine.pause()
         else:
             sim.engine.resume()
@@ -112,12 +136,12 @@ class Effects:
         self._is_silent = True
         self.apply()
 
-    def crash_model(self, exit_in_s: float) -> None:
-        """The engine core dies: open requests fail now, the process exits 1 after so many seconds."""
+    def crash_model(self, exit_in_s: float, why: str, code: int = 1) -> None:
+        """The engine core dies: open requests fail now, the process exits after so many seconds."""
         self._sim.phase = Phase.DEAD
         self._sim.engine.end_all("error")
         self.apply()
-        asyncio.get_running_loop().call_later(exit_in_s, self._exit, 1, "crashFirst")
+        asyncio.get_running_loop().call_later(exit_in_s, self.exit, code, why)
 
     async def run(self) -> None:
         """Follow time and the faults file for ever; cancel to stop."""
@@ -144,9 +168,11 @@ class Effects:
         log_event("faultHappens", name=fault.name, args=dict(fault.args))
         match fault.name:
             case "exit":
-                self._exit(fault.args["code"], fault.name)
+                self.exit(fault.args["code"], fault.name)
             case "oom":
-                self._exit(OOM_EXIT_CODE, fault.name)
+                self.exit(OOM_EXIT_CODE, fault.name)
+            case "followerDeath" | "leaderDeath":
+                self._kill_rank(fault)
             case "clockJump":
                 self._sim.clock.jump(fault.args["seconds"])
             case "metricsReset":
@@ -154,7 +180,28 @@ class Effects:
             case _:
                 raise AssertionError(f"fault {fault.name} is an event without an effect")
 
-    def _exit(self, code: int, why: str) -> None:
+    def _kill_rank(self, fault: Fault) -> None:
+        """The node that is meant exits; the leader also passes the order on. On all other nodes nothing happens."""
+        group = self._sim.config.group
+        assert group is not None, "checked when the fault was set"
+        code = fault.args["code"]
+        if fault.name == "leaderDeath":
+            victim = 0
+        else:
+            victim = group.size - 1 if fault.args["rank"] is None else fault.args["rank"]
+        if victim == group.rank:
+            self.exit(code, fault.name)
+        elif group.rank == 0:
+            self.kill_follower(victim, code)
+
+    def crash_of_lost_rank(self, code: int = 1) -> None:
+        """The engine core dies because another rank of the group is dead."""
+        group = self._sim.config.group
+        assert group is not None, "only a group can lose a rank"
+        self.crash_model(group.death_exit_s, "rank lost", code)
+
+    def exit(self, code: int, why: str) -> None:
+        """End the process now, whatever is open."""
         log_event("exit", code=code, why=why, totals=dict(self._sim.ledger.totals))
         self._exit_process(code)
 

@@ -7,16 +7,19 @@ are free at once (the server cancels the handler, `finally` aborts the ticket).
 import asyncio
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 from aiohttp import web
 
+from sluice_sim.config import Flavor
 from sluice_sim.effects import Effects
 from sluice_sim.engine import Ticket
 from sluice_sim.ledger import Ending, Record
 from sluice_sim.protocol import ApiError, Inference, Reply, error_body, parse_inference, parse_json
 from sluice_sim.scheduler import Pace
 from sluice_sim.state import Phase, Sim
+from sluice_sim.transfer import Leg, TransferError
 
 REQUEST_ID: Final = web.RequestKey("request_id", str)
 
@@ -54,6 +57,9 @@ class InferenceApi:
             sim.faults.request_arrived(sim.clock.now())
             self._effects.apply()
             return await self._answer(request, record, is_chat=is_chat)
+        except TransferError as error:
+            body = error_body(500, str(error))
+            return await self._send_json(request, record, 500, body, Ending.FAILED, str(error))
         except ApiError as error:
             ending = Ending.FAILED if error.message == _CRASHED else Ending.REFUSED
             return await self._send_json(request, record, error.status, error.body(), ending, error.message)
@@ -81,14 +87,19 @@ class InferenceApi:
         record.stream = bool(body.get("stream"))
         if sim.phase is Phase.DEAD:
             raise ApiError(500, _CRASHED)
-        if sim.phase is not Phase.SERVING:
+        if sim.phase is Phase.LOADING:
+            raise ApiError(503, "The model is not loaded yet.")
+        if sim.phase is not Phase.SERVING and sim.config.flavor is Flavor.VLLM:  # SGLang goes on taking requests
             raise ApiError(500, "The engine is shutting down.")
         inference = parse_inference(body, is_chat=is_chat, limits=sim.request_limits)
         record.prompt_tokens = len(inference.prompt)
         record.max_tokens = inference.rules.max_tokens
         crash = sim.faults.take("crashFirst", arrived_at)
         if crash is not None:
-            self._effects.crash_model(crash["seconds"])
+            self._effects.crash_model(crash["seconds"], "crashFirst")
+            raise ApiError(500, _CRASHED)
+        if sim.is_broken:
+            self._effects.crash_of_lost_rank()
             raise ApiError(500, _CRASHED)
         broken = sim.faults.take("errorBody", arrived_at)
         if broken is not None:
@@ -100,17 +111,26 @@ class InferenceApi:
             if not inference.stream:
                 raise ApiError(503, message)
             return await self._send_error_in_200(request, record, error_body(503, message), Ending.REFUSED)
-        return await self._generate(request, record, inference, arrived_at)
+        leg = Leg()
+        if sim.transfer is not None:
+            leg = await sim.transfer.open(body, inference, request[REQUEST_ID])
+        try:
+            return await self._generate(request, record, inference, arrived_at, leg)
+        finally:
+            leg.close()
 
     async def _generate(
-        self, request: web.Request, record: Record, inference: Inference, arrived_at: float
+        self, request: web.Request, record: Record, inference: Inference, arrived_at: float, leg: Leg
     ) -> web.StreamResponse:
         sim = self._sim
+        if leg.max_tokens is not None:
+            inference = replace(inference, rules=replace(inference.rules, max_tokens=leg.max_tokens, min_tokens=0))
         half = sim.faults.take("halfStream", arrived_at)
         cut_after = None if half is None else int(half["tokens"])
         ticket = sim.engine.submit(
             inference,
             self._pace(arrived_at),
+            leg,
             arrived_at=arrived_at,
             wakes_per_token=inference.stream or cut_after is not None,
         )
@@ -122,6 +142,7 @@ class InferenceApi:
             return await self._whole(request, record, reply, ticket, cut_after)
         finally:
             record.cached_tokens = ticket.sequence.cached
+            record.external_tokens = ticket.sequence.external
             sim.engine.abort(ticket)
 
     def _pace(self, now: float) -> Pace:
@@ -144,11 +165,14 @@ class InferenceApi:
         if reason is None:
             return self._cut(request, record, "halfStream")
         if reason == "error":
+            if ticket.error is not None:
+                raise TransferError(ticket.error)
             raise ApiError(500, _CRASHED)
         if reason == "abort" and self._breaks_stream():
             return self._cut(request, record, "shutdown")
+        more = await ticket.leg.settle() if reason != "abort" else {}
         tokens = ticket.produced
-        body = reply.whole(ticket.answer.text(0, tokens), tokens, reason)
+        body = {**reply.whole(ticket.text(0, tokens), tokens, reason), **more}
         ending = Ending.ABORTED if reason == "abort" else Ending.COMPLETE
         response = await self._send_json(request, record, 200, body, ending)
         record.tokens_sent = tokens
@@ -172,10 +196,16 @@ class InferenceApi:
             if cut_after is not None and ready > cut_after:
                 reason, ready = None, cut_after
             if reason == "error":
-                return await self._end_with_error(response, record, error_body(500, _CRASHED), Ending.FAILED)
+                message = ticket.error or _CRASHED
+                return await self._end_with_error(response, record, error_body(500, message), Ending.FAILED)
+            if reason in ("stop", "length"):
+                try:
+                    await ticket.leg.settle()
+                except TransferError as error:
+                    return await self._end_with_error(response, record, error_body(500, str(error)), Ending.FAILED)
             if reason == "abort" and self._breaks_stream():
                 return self._cut(request, record, "shutdown", response)
-            await response.write(_event(reply.piece(ticket.answer.text(sent, ready), ready, reason)))
+            await response.write(_event(reply.piece(ticket.text(sent, ready), ready, reason)))
             record.tokens_sent = sent = ready
             if reason is not None:
                 break

@@ -1,14 +1,18 @@
 """KV cache: a fixed number of blocks, shared by prefix, kept after use until the room is needed.
 
 Pure bookkeeping. Invariants: every block is either live (some sequence refers to it) or free, never both; a free block
-may still be cached (its content is known by hash) until it is handed out again, least recently used first;
+may still be cached (known by the hash of its tokens) until it is handed out again, least recently used first;
 `live` counts blocks of living sequences only, as vLLM's `kv_cache_usage_perc` does.
+
+What a block is known by and what is in its memory are two things, as in a real engine: the content stays when the
+block is freed, is lost when another sequence writes over it, and a transfer may bring in a wrong one unnoticed.
+Content that was computed here from right content equals the block's hash.
 """
 
 import hashlib
 from array import array
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 
 def chain_hash(parent: bytes, tokens: Sequence[int]) -> bytes:
@@ -28,11 +32,9 @@ def extend_hashes(hashes: list[bytes], root: bytes, tokens: Sequence[int], block
         hashes.append(chain_hash(parent, tokens[index * block_size : (index + 1) * block_size]))
 
 
-def chain_digest(root: bytes, tokens: Sequence[int], block_size: int) -> bytes:
-    """Identity of the KV of all `tokens`, the last partial block included."""
-    hashes: list[bytes] = []
-    extend_hashes(hashes, root, tokens, block_size)
-    return chain_hash(hashes[-1] if hashes else root, tokens[len(hashes) * block_size :])
+def kv_digest(contents: Sequence[bytes]) -> bytes:
+    """What a model reads when it has these blocks before it; every one of them counts."""
+    return hashlib.blake2b(b"|".join(contents), digest_size=16).digest()
 
 
 class KvCache:
@@ -43,6 +45,7 @@ class KvCache:
         self.block_size = block_size
         self._refs = [0] * num_blocks
         self._hash_of: list[bytes | None] = [None] * num_blocks
+        self._content = [b""] * num_blocks
         self._block_of: dict[bytes, int] = {}
         self._free: OrderedDict[int, None] = OrderedDict((block, None) for block in range(num_blocks))
 
@@ -103,6 +106,22 @@ class KvCache:
         if self._hash_of[block] is None and block_hash not in self._block_of:
             self._hash_of[block] = block_hash
             self._block_of[block_hash] = block
+
+    def write(self, block: int, content: bytes) -> None:
+        """The block's memory now holds this."""
+        self._content[block] = content
+
+    def contents(self, blocks: Sequence[int]) -> list[bytes]:
+        """What is in the memory of these blocks now, whoever they belong to; empty where nothing was ever written."""
+        return [self._content[block] for block in blocks]
+
+    def overwrite_free(self, blocks: Iterable[int]) -> None:
+        """Use those of the blocks that are free at once for something else, as a busy engine soon would."""
+        for block in blocks:
+            if self._refs[block] == 0:
+                self._forget(block)
+                self._free.move_to_end(block, last=False)
+                self._content[block] = hashlib.blake2b(self._content[block], digest_size=16, person=b"reused").digest()
 
     def release(self, table: list[int]) -> None:
         """Give all blocks of a sequence back and empty its table.

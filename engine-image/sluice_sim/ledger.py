@@ -42,6 +42,8 @@ class Record:
     prompt_tokens: int | None = None
     """Null: the request was refused before it was read."""
     cached_tokens: int = 0
+    external_tokens: int = 0
+    """Prompt tokens whose KV came from another engine."""
     max_tokens: int | None = None
     tokens_sent: int = 0
     """Tokens written to the client, of a plain answer: all or none."""
@@ -62,6 +64,7 @@ class Record:
             "stream": self.stream,
             "promptTokens": self.prompt_tokens,
             "cachedTokens": self.cached_tokens,
+            "externalTokens": self.external_tokens,
             "maxTokens": self.max_tokens,
             "tokensSent": self.tokens_sent,
             "ended": self.ended,

@@ -1,31 +1,40 @@
 """Process start, loading, drain and exit.
 
-The life of the process: fault port opens, the model "loads" with the engine's port closed, the port opens, SIGTERM
-starts the drain (open requests get `--shutdown-timeout` seconds, new ones 500), exit 0. SIGTERM is handled from the
-first moment, because a process that is PID 1 of a container gets no default action for it.
+The life of a vLLM: fault port opens, the nodes of a group come together, the model "loads" with the engine's port
+closed, side port and port open, SIGTERM starts the drain (open requests get `--shutdown-timeout` seconds, new ones
+500), exit 0. SGLang's port is open from the start and says 503 until the model is loaded; its drain takes new requests
+and has no end. A rank above 0 serves nothing and has no drain. SIGTERM is handled from the first moment, because a
+process that is PID 1 of a container gets no default action for it.
 """
 
 import asyncio
 import os
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
-from typing import Final
+from typing import Any, Final
 
 from aiohttp import web
 
-from sluice_sim.cli import Config, parse
+from sluice_sim.cli import parse
 from sluice_sim.clock import Clock, RealClock
+from sluice_sim.config import Config, Flavor
 from sluice_sim.control import build_control_app
 from sluice_sim.effects import Effects
-from sluice_sim.faults import FaultError, Source
+from sluice_sim.fault_catalog import FaultError
+from sluice_sim.faults import Source
+from sluice_sim.group import GroupError
 from sluice_sim.log import log_event
+from sluice_sim.membership import Membership
 from sluice_sim.server import build_app
+from sluice_sim.sglang_server import build_follower_app
 from sluice_sim.state import Phase, Sim
 
 _LAST_WORDS_S: Final = 1.0
 """Aborted requests get so long to write their last bytes."""
+_SGLANG_DRAIN_LOOK_S: Final = 5.0
+"""SGLang looks so often whether its drain is done."""
 
 
 class Process:
@@ -47,6 +56,9 @@ class Process:
         self.sim = Sim.build(config, clock or RealClock())
         self.effects = Effects(self.sim, exit_process)
         self.fault_port: int | None = None
+        self.side_port: int | None = None
+        """Where KV is handed over, once open."""
+        self.membership = None if config.group is None else Membership(self.sim, self.effects, config.group)
         self._faults_text = (os.environ if env is None else env).get("SIM_FAULTS", "")
         self._sigterm = asyncio.Event()
         self._hurry = asyncio.Event()
@@ -61,7 +73,9 @@ class Process:
         """SIGTERM. A second one ends the drain at once."""
         now = self.sim.clock.now()
         self.sim.faults.sigterm_arrived(now)
-        if self.sim.faults.state("ignoreSigterm", now) is None:
+        if self.sim.config.follows and self.sim.config.flavor is Flavor.SGLANG:
+            log_event("sigtermIgnored")
+        elif self.sim.faults.state("ignoreSigterm", now) is None:
             (self._hurry if self._sigterm.is_set() else self._sigterm).set()
         else:
             log_event("sigtermIgnored")
@@ -72,34 +86,84 @@ class Process:
 
         Raises:
             OSError: a port can't be opened.
+            GroupError: the other nodes did not come in time.
         """
         async with AsyncExitStack() as stack:
             background = [asyncio.create_task(self.sim.engine.run()), asyncio.create_task(self.effects.run())]
+            if self.sim.transfer is not None:
+                background.append(asyncio.create_task(self.sim.transfer.run()))
             for task in background:
                 stack.push_async_callback(_cancelled, task)
             life = asyncio.create_task(self._live(stack))
-            stack.push_async_callback(_cancelled, life)
-            done, _ = await asyncio.wait([life, *background], return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
+            try:
+                done, _ = await asyncio.wait([life, *background], return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    task.result()
+            finally:  # before what it opened is closed under it
+                await _cancelled(life)
 
     async def _live(self, stack: AsyncExitStack) -> None:
         sim, config = self.sim, self.sim.config
         control = await _listen(stack, build_control_app(sim, self.effects), config.host, config.fault_port)
         self.fault_port = _port_of(control)
         log_event("loading", faultPort=self.fault_port, model=config.model, pid=os.getpid())
-        await self._load()
+        if config.flavor is Flavor.SGLANG:
+            await self._open_port(stack)
+        await self._unless_sigterm(self._start(stack))
         if not self._sigterm.is_set():
-            moved = sim.faults.state("portChange", sim.clock.now())
-            port = config.port if moved is None else moved["port"]
-            sim.phase = Phase.SERVING
-            self._site = await _listen(stack, build_app(sim, self.effects), config.host, port)
-            sim.port = _port_of(self._site)
-            log_event("serving", port=sim.port)
-            await self._sigterm.wait()
+            await self._serve(stack)
         log_event("sigterm", openRequests=sim.handled)
         await self._stop()
         log_event("exit", code=0, why="sigterm", totals=dict(sim.ledger.totals))
+
+    async def _start(self, stack: AsyncExitStack) -> None:
+        """Everything before the first request can be served."""
+        if self.membership is not None:
+            await self.membership.join(stack)
+        await self._load()
+        if self.membership is not None and not self._sigterm.is_set():
+            await self.membership.loaded(stack)
+        transfer = self.sim.transfer
+        app = None if transfer is None else transfer.app()
+        if transfer is not None and app is not None:
+            side = await _listen(stack, app, *transfer.address)
+            self.side_port = _port_of(side)
+            transfer.listens_on(self.side_port)
+
+    async def _serve(self, stack: AsyncExitStack) -> None:
+        """Until SIGTERM."""
+        sim = self.sim
+        if sim.config.follows:
+            assert self.membership is not None
+            sim.phase = Phase.FOLLOWING
+            log_event("following")
+            await self._unless_sigterm(self.membership.follow())
+            return
+        if sim.phase is not Phase.DEAD:  # a rank may have died while this one loaded
+            sim.phase = Phase.SERVING
+        if self._site is None:
+            await self._open_port(stack)
+        log_event("serving", port=sim.port, sidePort=self.side_port)
+        await self._sigterm.wait()
+
+    async def _open_port(self, stack: AsyncExitStack) -> None:
+        sim, config = self.sim, self.sim.config
+        moved = sim.faults.state("portChange", sim.clock.now())
+        port = config.port if moved is None else moved["port"]
+        app = build_follower_app() if config.follows else build_app(sim, self.effects)
+        self._site = await _listen(stack, app, config.host, port)
+        sim.port = _port_of(self._site)
+
+    async def _unless_sigterm(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do the work, or as much of it as there is time for before SIGTERM."""
+        task, sigterm = asyncio.create_task(work), asyncio.create_task(self._sigterm.wait())
+        try:
+            done, _ = await asyncio.wait([task, sigterm], return_when=asyncio.FIRST_COMPLETED)
+            if task in done:
+                task.result()
+        finally:
+            await _cancelled(sigterm)
+            await _cancelled(task)
 
     async def _load(self) -> None:
         """Return when the model is loaded, or at SIGTERM."""
@@ -125,7 +189,11 @@ class Process:
             await asyncio.Event().wait()
         if sim.phase is not Phase.DEAD:
             sim.phase = Phase.DRAINING
-        await self._until_idle(sim.config.shutdown_timeout_s, hurry=self._hurry)
+        if sim.config.shutdown_timeout_s is not None:
+            await self._until_idle(sim.config.shutdown_timeout_s, hurry=self._hurry)
+        elif not sim.is_unhealthy:  # an SGLang that failed its own health request exits without a drain
+            while sim.handled and not self._hurry.is_set():
+                await self._until_idle(_SGLANG_DRAIN_LOOK_S, hurry=self._hurry)
         sim.engine.end_all("abort")
         await self._until_idle(_LAST_WORDS_S, hurry=None)
         await self._close_port()
@@ -185,6 +253,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         asyncio.run(_run(config))
     except FaultError as error:
         sys.exit(_complain(str(error), 2))
+    except GroupError as error:
+        sys.exit(_complain(str(error), 1))
     except OSError as error:
         sys.exit(_complain(f"can't listen on {config.host}, port {config.port} or {config.fault_port}: {error}", 1))
 

@@ -1,13 +1,13 @@
-"""What `/metrics` says: vLLM 0.32's names, labels and buckets, through prometheus-client as in vLLM itself.
+"""What `/metrics` says, whatever the names are: collecting, freezing, resetting, and the metric faults.
 
-`--metrics-version old` gives the names from before vLLM's renames. Metric faults act on what was collected, just before
-it is written out, so the values underneath stay right. Names come from vLLM's own documentation and from measurement.
+`vllm_metrics` and `sglang_metrics` have the names. Metric faults act on what was collected, just before it is written
+out, so the values underneath stay right.
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 from prometheus_client import (
     CollectorRegistry,
@@ -21,30 +21,7 @@ from prometheus_client import (
 from prometheus_client.metrics_core import Metric
 from prometheus_client.samples import Sample
 
-from sluice_sim.cli import Config
 from sluice_sim.faults import FaultBook
-
-_TTFT_BUCKETS: Final = (
-    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
-    *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
-)
-_TOKEN_GAP_BUCKETS: Final = (
-    *(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75),
-    *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
-)
-_REQUEST_BUCKETS: Final = (
-    *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0),
-    *(40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
-)
-_ITERATION_BUCKETS: Final = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
-
-_OLD_NAMES: Final = {
-    "kv_cache_usage_perc": "gpu_cache_usage_perc",
-    "prefix_cache_queries": "gpu_prefix_cache_queries",
-    "prefix_cache_hits": "gpu_prefix_cache_hits",
-    "inter_token_latency_seconds": "time_per_output_token_seconds",
-}
-_FINISH_REASONS: Final = ("stop", "length", "abort", "error")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,57 +30,74 @@ class Gauges:
 
     running: int
     waiting: int
+    """All requests that do not run yet."""
+    deferred: int
+    """Those of the waiting ones whose KV is on its way."""
     kv_usage: float
     """0..1."""
+    bootstrapping: int = 0
+    """SGLang prefill: requests that wait for their decode side."""
+    sending: int = 0
+    """SGLang prefill: requests whose KV is computed and not handed over yet."""
 
 
 class Metrics:
-    def __init__(self, config: Config) -> None:
+    """One engine's metrics. The methods up to `late_notification` are told what happens; a flavour counts what it
+    counts. Times in seconds."""
+
+    def __init__(self, prefix: str, labels: Mapping[str, str], *, has_created: bool) -> None:
         self._registry = CollectorRegistry(auto_describe=False)
-        self._labels = {"model_name": config.served_names[0], "engine": "0"}
-        self._old = config.metrics_version == "old"
+        self._prefix = prefix
+        self._labels = dict(labels)
+        self._has_created = has_created
         self._frozen: list[Metric] | None = None
         self._offsets: dict[tuple[str, frozenset[tuple[str, str]]], float] = {}
         self._created: dict[str, float] = {}
         ProcessCollector(registry=self._registry)
         enable_created_metrics()  # type: ignore[no-untyped-call]  # the library's switch; vLLM publishes the twins
 
-        self._running = self._gauge("num_requests_running", "Requests in the running batch.")
-        self._waiting = self._gauge("num_requests_waiting", "Requests waiting to be processed.")
-        self._waiting_by_reason = self._family(
-            Gauge, "num_requests_waiting_by_reason", "Waiting requests by what they wait for.", ["reason"]
-        )
-        self._kv_usage = self._gauge("kv_cache_usage_perc", "Share of KV cache blocks in use; 1 is 100 percent.")
-        self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens processed.")
-        self.generation_tokens = self._counter("generation_tokens", "Tokens generated.")
-        self.cached_tokens = self._counter("prompt_tokens_cached", "Prompt tokens found in the prefix cache.")
-        by_source = self._family(
-            Counter, "prompt_tokens_by_source", "Prompt tokens by where their KV came from.", ["source"]
-        )
-        self.computed_here = by_source.labels(**self._labels, source="local_compute")
-        self.hit_here = by_source.labels(**self._labels, source="local_cache_hit")
-        by_source.labels(**self._labels, source="external_kv_transfer")
-        self.cache_queries = self._counter("prefix_cache_queries", "Tokens looked up in the prefix cache.")
-        self.cache_hits = self._counter("prefix_cache_hits", "Tokens found in the prefix cache.")
-        self.preemptions = self._counter("num_preemptions", "Preemptions of running requests.")
-        self._success = self._family(Counter, "request_success", "Finished requests.", ["finished_reason"])
-        for reason in _FINISH_REASONS:
-            self._success.labels(**self._labels, finished_reason=reason)
-        self.rejections = Counter(
-            "vllm:admission_rejections", "Requests turned away.", ["model_name", "reason"], registry=self._registry
-        )
-        self.ttft = self._histogram("time_to_first_token_seconds", "Arrival to first token.", _TTFT_BUCKETS)
-        self.token_gap = self._histogram("inter_token_latency_seconds", "Token to token.", _TOKEN_GAP_BUCKETS)
-        self.e2e = self._histogram("e2e_request_latency_seconds", "Arrival to last token.", _REQUEST_BUCKETS)
-        self.queue_time = self._histogram("request_queue_time_seconds", "Arrival to running.", _REQUEST_BUCKETS)
-        self.iteration_tokens = self._histogram("iteration_tokens_total", "Tokens per step.", _ITERATION_BUCKETS)
-        self._publish_config(config)
-
-    def finished(self, reason: str) -> None:
-        self._success.labels(**self._labels, finished_reason=reason).inc()
+    def arrived(self) -> None:
+        """A request was taken in."""
 
     def rejected(self, reason: str) -> None:
-        self.rejections.labels(model_name=self._labels["model_name"], reason=reason).inc()
+        """A request was turned away for want of room."""
+
+    def stepped(self, computed: int, produced: int, preemptions: int) -> None:
+        """A step ended: tokens computed, of which so many gave a new one."""
+
+    def admitted(self, prompt: int, cached: int, queued_s: float) -> None:
+        """A request left the queue; `cached` prompt tokens were in the prefix cache."""
+
+    def first_token(self, prompt: int, cached: int, external: int, ttft_s: float) -> None:
+        """`external` prompt tokens had their KV from another engine."""
+
+    def next_token(self, gap_s: float) -> None: ...
+
+    def finished(self, reason: str, generated: int, e2e_s: float | None) -> None:
+        """`e2e_s`: null unless the answer is whole."""
+
+    def external_counted(self, prompt: int) -> None:
+        """A transfer of so many prompt tokens failed and the request with it (vLLM counts them all the same)."""
+
+    def moved(self, size_bytes: int, blocks: int, took_s: float) -> None:
+        """KV was handed over."""
+
+    def transfer_failed(self) -> None: ...
+
+    def bootstrap_failed(self) -> None:
+        """Two sides of a request did not find each other."""
+
+    def notification_failed(self) -> None:
+        """The prefill side could not be told that its KV was read."""
+
+    def lease_expired(self) -> None:
+        """KV was given up before it was read."""
+
+    def late_notification(self) -> None:
+        """KV was read after it was given up."""
+
+    def set_gauges(self, gauges: Gauges) -> None:
+        raise NotImplementedError
 
     def names(self) -> frozenset[str]:
         """Names that a metric fault can have: of families, counters also with `_total`."""
@@ -144,12 +138,10 @@ class Metrics:
         return generate_latest(_Page(families))
 
     def _collect(self, gauges: Gauges) -> list[Metric]:
-        self._running.set(gauges.running)
-        self._waiting.set(gauges.waiting)
-        self._waiting_by_reason.labels(**self._labels, reason="capacity").set(gauges.waiting)
-        self._waiting_by_reason.labels(**self._labels, reason="deferred").set(0)
-        self._kv_usage.set(gauges.kv_usage)
+        self.set_gauges(gauges)
         families = list(self._registry.collect())
+        if not self._has_created:
+            families = [_copy(f, f.name, [s for s in f.samples if not s.name.endswith("_created")]) for f in families]
         return [self._with_offsets(family) for family in families] if self._offsets else families
 
     def _with_offsets(self, family: Metric) -> Metric:
@@ -161,23 +153,8 @@ class Metrics:
             samples.append(sample._replace(value=value))
         return _copy(family, family.name, samples)
 
-    def _publish_config(self, config: Config) -> None:
-        tokens = config.num_blocks * config.block_size
-        info = {
-            "block_size": config.block_size,
-            "num_gpu_blocks": config.num_blocks,
-            "kv_cache_size_tokens": tokens,
-            "kv_cache_max_concurrency": round(tokens / config.max_model_len, 2),
-            "gpu_memory_utilization": config.gpu_memory_utilization,
-            "enable_prefix_caching": True,
-            "engine": "0",
-        }
-        gauge = Gauge("vllm:cache_config_info", "The KV cache.", list(info), registry=self._registry)
-        gauge.labels(**{key: str(value) for key, value in info.items()}).set(1)
-
     def _family(self, kind: Any, name: str, text: str, labels: Iterable[str] = (), **options: Any) -> Any:
-        published = _OLD_NAMES.get(name, name) if self._old else name
-        return kind(f"vllm:{published}", text, [*self._labels, *labels], registry=self._registry, **options)
+        return kind(f"{self._prefix}:{name}", text, [*self._labels, *labels], registry=self._registry, **options)
 
     def _gauge(self, name: str, text: str) -> Gauge:
         child: Gauge = self._family(Gauge, name, text).labels(**self._labels)
@@ -187,7 +164,7 @@ class Metrics:
         child: Counter = self._family(Counter, name, text).labels(**self._labels)
         return child
 
-    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+    def _histogram(self, name: str, text: str, buckets: Iterable[float]) -> Histogram:
         child: Histogram = self._family(Histogram, name, text, buckets=buckets).labels(**self._labels)
         return child
 

@@ -2,17 +2,19 @@
 
 Imitates vLLM's V1 scheduler: running sequences first, then waiting ones in order of arrival; prompts are computed in
 chunks under one token budget per step; when blocks run out, the youngest running sequence is preempted and computed
-anew later. Pure: time is an argument, in seconds of any clock; nothing here sleeps.
+anew later. A sequence whose KV comes from another engine takes its blocks when its turn comes, then waits beside the
+queue until the KV is there. Pure: time is an argument, in seconds of any clock; nothing here sleeps.
 
 Invariants: never more than `max_num_seqs` running, never more than `max_num_batched_tokens` per step; a sequence holds
-blocks exactly while it runs; whatever is added ends or is aborted (a sequence that fits alone always gets through).
+blocks exactly while it runs or its KV is on the way (and after its end, if it keeps them for another engine);
+whatever is added ends or is aborted (a sequence that fits alone always gets through).
 """
 
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from sluice_sim.kv import KvCache, extend_hashes
+from sluice_sim.kv import KvCache, chain_hash, extend_hashes, kv_digest
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,15 +56,21 @@ NORMAL_PACE = Pace()
 
 @dataclass(eq=False, slots=True, repr=False)
 class Sequence:
-    """One request inside the engine. The scheduler alone changes the fields below `pace`."""
+    """One request inside the engine. The scheduler alone changes the fields below `keeps_blocks`."""
 
     prompt: list[int]
     target: int
-    """Tokens to generate, >= 1."""
+    """Tokens to generate, >= 1; at most these, until `on_prompt` was called."""
     next_token: Callable[[int], int]
     """Id of the i-th generated token."""
     arrived_at: float
     pace: Pace = NORMAL_PACE
+    on_prompt: Callable[[bytes], None] | None = None
+    """Called once, when the whole prompt has KV, with its digest; may lower `target` and set `next_token`."""
+    is_remote: bool = False
+    """The prompt's KV comes from another engine (false again once it came, or failed to)."""
+    keeps_blocks: bool = False
+    """Its blocks are not released at its end: see `Scheduler.take_blocks`."""
     tokens: list[int] = field(default_factory=list)
     """Prompt and what was generated so far."""
     computed: int = 0
@@ -70,12 +78,17 @@ class Sequence:
     generated: int = 0
     cached: int = 0
     """Prompt tokens found in the prefix cache when first admitted."""
+    external: int = 0
+    """Prompt tokens whose KV came from another engine."""
     admitted_at: float | None = None
     """When it first left the queue; null while it waits for the first time."""
     is_done: bool = False
     _blocks: list[int] = field(default_factory=list)
     _hashes: list[bytes] = field(default_factory=list)
     _published: int = 0
+    """Full blocks that are written and known by their hash."""
+    _has_tail: bool = False
+    """The prompt's last, partial block is written already."""
     _hold_until: float = 0.0
     _first_token_held: bool = False
 
@@ -101,6 +114,9 @@ class Scheduler:
         self._root = root
         self._running: list[Sequence] = []
         self._waiting: deque[Sequence] = deque()
+        self._loading: list[Sequence] = []
+        self._loaded: deque[Sequence] = deque()
+        self._new_loads: list[Sequence] = []
 
     @property
     def running(self) -> int:
@@ -108,7 +124,13 @@ class Scheduler:
 
     @property
     def waiting(self) -> int:
-        return len(self._waiting)
+        """All that do not run: in the queue, or waiting for their KV."""
+        return len(self._waiting) + self.loading
+
+    @property
+    def loading(self) -> int:
+        """Sequences whose KV is on the way, or came and found no free slot yet."""
+        return len(self._loading) + len(self._loaded)
 
     @property
     def capacity_tokens(self) -> int:
@@ -132,15 +154,54 @@ class Scheduler:
             return
         sequence.is_done = True
         self.kv.release(sequence._blocks)
-        if sequence in self._running:
-            self._running.remove(sequence)
-        elif sequence in self._waiting:
-            self._waiting.remove(sequence)
+        for place in (self._running, self._waiting, self._loading, self._loaded, self._new_loads):
+            if sequence in place:
+                place.remove(sequence)
+
+    def take_loads(self) -> list[tuple[Sequence, int]]:
+        """Sequences whose KV is to be fetched from now on, and the index of the first block that they lack."""
+        loads, self._new_loads = self._new_loads, []
+        return [(sequence, sequence._published) for sequence in loads]
+
+    def loaded(self, sequence: Sequence, contents: list[bytes]) -> None:
+        """The missing blocks' KV came; aborted meanwhile: nothing happens."""
+        if sequence not in self._loading:
+            return
+        self._loading.remove(sequence)
+        size, total = self.kv.block_size, len(sequence.prompt)
+        first, full = sequence._published, total // size
+        for index, content in enumerate(contents, start=first):
+            self.kv.write(sequence._blocks[index], content)
+        for index in range(first, full):  # under the hash of its tokens, whatever really came
+            self.kv.publish(sequence._blocks[index], sequence._hashes[index])
+        sequence._published = full
+        sequence._has_tail = True
+        sequence.is_remote = False
+        sequence.external = total - sequence.cached
+        sequence.computed = total - 1  # the last token is always computed: the next one comes out of it
+        self._loaded.append(sequence)
+
+    def not_loaded(self, sequence: Sequence) -> None:
+        """Its KV does not come: compute the prompt here; aborted meanwhile: nothing happens."""
+        if sequence not in self._loading:
+            return
+        self._loading.remove(sequence)
+        self.kv.release(sequence._blocks)
+        sequence.is_remote = False
+        sequence.cached = 0
+        sequence._published = 0
+        self._waiting.appendleft(sequence)
+
+    def take_blocks(self, sequence: Sequence) -> list[int]:
+        """The blocks of an ended sequence that keeps them; whoever takes them releases them."""
+        blocks, sequence._blocks = sequence._blocks, []
+        return blocks
 
     def begin(self, now: float) -> Step | None:
         """Plan the next step; None if nothing can be computed at `now` (empty, or all are held, see `held_until`)."""
         budget = self._limits.max_num_batched_tokens
         work: list[tuple[Sequence, int]] = []
+        admitted = self._start_loaded(now)
         preemptions = 0
         index = 0
         while index < len(self._running) and budget > 0:
@@ -156,7 +217,8 @@ class Scheduler:
             else:
                 self._preempt_last()
                 preemptions += 1
-        admitted = [] if preemptions else self._admit(now, budget, work)
+        if not preemptions:
+            admitted += self._admit(now, budget, work)
         if not work:
             return None
         return Step(tuple(work), self._duration(work), tuple(admitted), preemptions)
@@ -174,6 +236,7 @@ class Scheduler:
             self._publish(sequence)
             if sequence.computed < len(sequence.tokens):
                 continue
+            self._complete_prompt(sequence)
             self._hold_first_token(sequence, now)
             if sequence._hold_until > now:  # compute the last token once more when the hold is over
                 sequence.computed -= 1
@@ -195,7 +258,17 @@ class Scheduler:
         self.kv.release(victim._blocks)
         victim.computed = 0
         victim._published = 0
+        victim._has_tail = False
         self._waiting.appendleft(victim)
+
+    def _start_loaded(self, now: float) -> list[Sequence]:
+        started = []
+        while self._loaded and len(self._running) < self._limits.max_num_seqs:
+            sequence = self._loaded.popleft()
+            self._running.append(sequence)
+            sequence.admitted_at = now
+            started.append(sequence)
+        return started
 
     def _admit(self, now: float, budget: int, work: list[tuple[Sequence, int]]) -> list[Sequence]:
         """Let waiting sequences in, first come first served, and add their first chunk to `work`."""
@@ -207,14 +280,21 @@ class Scheduler:
             usable = (len(sequence.tokens) - 1) // self.kv.block_size
             hits = self.kv.match(sequence._hashes[:usable])
             cached = len(hits) * self.kv.block_size
-            count = min(len(sequence.tokens) - cached, budget)
+            count = len(sequence.tokens) - cached
+            if not sequence.is_remote:
+                count = min(count, budget)
             blocks = self.kv.admit(hits, self.kv.blocks_for(cached + count) - len(hits))
             if blocks is None:
                 break
             self._waiting.popleft()
-            self._running.append(sequence)
             sequence._blocks = blocks
             sequence._published = len(hits)
+            if sequence.is_remote:
+                sequence.cached = cached
+                self._loading.append(sequence)
+                self._new_loads.append(sequence)
+                continue
+            self._running.append(sequence)
             sequence.computed = cached
             if sequence.admitted_at is None:
                 sequence.admitted_at = now
@@ -239,8 +319,35 @@ class Scheduler:
             return
         extend_hashes(sequence._hashes, self._root, sequence.tokens, self.kv.block_size)
         for index in range(sequence._published, full):
+            content = self._computed(sequence, index)
+            self.kv.write(sequence._blocks[index], content)
             self.kv.publish(sequence._blocks[index], sequence._hashes[index])
         sequence._published = full
+
+    def _computed(self, sequence: Sequence, index: int) -> bytes:
+        """What computing the block gives, on top of what really is in the block before it."""
+        if index == 0:
+            before = self._root
+        else:
+            [before] = self.kv.contents(sequence._blocks[index - 1 : index])
+            if before != sequence._hashes[index - 1]:  # wrong KV before it makes its own wrong
+                return self._chain(before, sequence, index)
+        return sequence._hashes[index] if index < len(sequence._hashes) else self._chain(before, sequence, index)
+
+    def _chain(self, before: bytes, sequence: Sequence, index: int) -> bytes:
+        size = self.kv.block_size
+        return chain_hash(before, sequence.tokens[index * size : (index + 1) * size])
+
+    def _complete_prompt(self, sequence: Sequence) -> None:
+        """All of the prompt has KV: say which, once."""
+        if sequence.on_prompt is None:
+            return
+        full = len(sequence.prompt) // self.kv.block_size
+        blocks = sequence._blocks[: self.kv.blocks_for(len(sequence.prompt))]
+        if len(blocks) > full and not sequence._has_tail:
+            self.kv.write(blocks[full], self._computed(sequence, full))
+        sequence.on_prompt(kv_digest(self.kv.contents(blocks)))
+        sequence.on_prompt = None
 
     def _hold_first_token(self, sequence: Sequence, now: float) -> None:
         """The first token is due at `now`; a fault may delay it, once."""
@@ -260,7 +367,8 @@ class Scheduler:
         if sequence.generated == sequence.target:
             sequence.is_done = True
             self._running.remove(sequence)
-            self.kv.release(sequence._blocks)
+            if not sequence.keeps_blocks:
+                self.kv.release(sequence._blocks)
             return
         pace = sequence.pace
         hold_s = step.duration_s * (pace.token_factor - 1)

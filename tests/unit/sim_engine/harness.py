@@ -14,7 +14,9 @@ from typing import Any
 import aiohttp
 
 from sluice_sim.cli import parse
+from sluice_sim.kv import KvCache
 from sluice_sim.main import Process
+from sluice_sim.state import Phase, Sim
 
 LIMIT_S = 20.0
 """Upper time limit of every test that opens sockets."""
@@ -22,6 +24,10 @@ LIMIT_S = 20.0
 ENGINE_IMAGE = Path(__file__).parents[3] / "engine-image"
 COMMON = ["--served-model-name", "m", "--host", "127.0.0.1", "--port", "0", "--fault-port", "0"]
 FAST = ["--speed", "10000"]
+SMALL = ["--num-gpu-blocks-override", "4096"]
+"""Starts sooner than with all the blocks of a GPU."""
+SGLANG = ["--flavor", "sglang", "--enable-metrics", "--max-total-tokens", "65536"]
+SIDE_PORT = {"VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1", "VLLM_NIXL_SIDE_CHANNEL_PORT": "0"}
 
 
 async def eventually(holds: Callable[[], Any], what: str) -> None:
@@ -39,6 +45,7 @@ class Client:
         self.session = session
         self.port = 0
         self.fault_port = 0
+        self.side_port = 0
 
     @property
     def url(self) -> str:
@@ -99,6 +106,22 @@ class Client:
         return values
 
 
+LEND = {"do_remote_decode": True, "do_remote_prefill": False}
+
+
+async def lend(prefill: Client, prompt: str, **fields: Any) -> dict[str, Any]:
+    """The prefill leg as a router asks for it; the parameters for the decode leg."""
+    status, body = await prefill.complete(prompt, **{**fields, "max_tokens": 1}, kv_transfer_params=LEND)
+    assert status == 200, body
+    params: dict[str, Any] = body["kv_transfer_params"]
+    return params
+
+
+async def through_pair(prefill: Client, decode: Client, prompt: str, **fields: Any) -> tuple[int, Any]:
+    """Both legs of a request; the answer of the decode side."""
+    return await decode.complete(prompt, **fields, kv_transfer_params=await lend(prefill, prompt))
+
+
 class InLoop(Client):
     """An engine in the test's own loop."""
 
@@ -107,8 +130,23 @@ class InLoop(Client):
     """What the engine would have exited with, by faults."""
 
 
+def said(body: Any) -> str:
+    """The text of a plain completion."""
+    text: str = body["choices"][0]["text"]
+    return text
+
+
 def text_of(events: list[Any]) -> str:
     return "".join(choice["text"] for event in events for choice in event["choices"])
+
+
+def is_up(sim: Sim) -> bool:
+    """It serves or follows."""
+    return sim.phase is Phase.FOLLOWING or (sim.phase is Phase.SERVING and sim.port is not None)
+
+
+def is_empty(kv: KvCache) -> bool:
+    return kv.live == 0
 
 
 @asynccontextmanager
@@ -119,15 +157,17 @@ async def running(
     async with asyncio.timeout(LIMIT_S), aiohttp.ClientSession() as session:
         client = InLoop(session)
         client.exit_codes = []
-        config = parse(["serve", model, *COMMON, *FAST, *flags], {})
+        small = [] if "sglang" in flags else SMALL
+        config = parse(["serve", model, *COMMON, *FAST, *small, *flags], {**SIDE_PORT, **(env or {})})
         client.process = Process(config, env=env or {}, exit_process=client.exit_codes.append)
         task = asyncio.create_task(client.process.run())
         try:
             await eventually(lambda: task.done() or client.process.fault_port, "fault port open")
             client.fault_port = client.process.fault_port or 0
             if wait:
-                await eventually(lambda: task.done() or client.process.sim.port, "engine's port open")
+                await eventually(lambda: task.done() or is_up(client.process.sim), "ready")
                 client.port = client.process.sim.port or 0
+                client.side_port = client.process.side_port or 0
             yield client
         finally:
             task.cancel()
@@ -153,6 +193,13 @@ class Spawned(Client):
         return await self.process.wait()
 
 
+async def in_flight(engine: Client, count: int = 1) -> None:
+    """Wait until so many requests run."""
+    deadline = time.monotonic() + LIMIT_S / 2
+    while (await engine.sim("state"))["running"] < count:
+        assert time.monotonic() < deadline, f"never: {count} requests run"
+
+
 @asynccontextmanager
 async def spawned(*flags: str, env: dict[str, str] | None = None, until: str = "serving") -> AsyncIterator[Spawned]:
     """An engine that has logged the event `until`, or has exited."""
@@ -161,14 +208,15 @@ async def spawned(*flags: str, env: dict[str, str] | None = None, until: str = "
         client.log = []
         client.process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "sluice_sim.main", "serve", "model", *COMMON, *flags),
-            env={**os.environ, "PYTHONPATH": str(ENGINE_IMAGE), **(env or {})},
+            env={**os.environ, "PYTHONPATH": str(ENGINE_IMAGE), **SIDE_PORT, **(env or {})},
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
         )
         reader = asyncio.create_task(_read_log(client))
         try:
             await eventually(lambda: client.logged(until) or reader.done(), f"{until}, or exit")
-            client.port = (client.logged("serving") or {}).get("port", 0)
+            serving = client.logged("serving") or {}
+            client.port, client.side_port = serving.get("port", 0), serving.get("sidePort") or 0
             client.fault_port = (client.logged("loading") or {}).get("faultPort", 0)
             yield client
         finally:

@@ -1,8 +1,12 @@
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from sluice_sim.cli import build_time_model, parse
+from sluice_sim.cli import parse
+from sluice_sim.config import NixlTransfer, Role
+from sluice_sim.hardware import build_time_model
 
 
 def refused(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
@@ -31,7 +35,9 @@ def test_takes_the_command_line_made_for_the_real_engine() -> None:
     assert config.faults_file == Path("/etc/sim/faults.json")
 
 
-@pytest.mark.parametrize("flag", ["--role", "--enable-expert-parallel", "--max-num-seq", "--metrics"])
+@pytest.mark.parametrize(
+    "flag", ["--kv-events-config", "--data-parallel-hybrid-lb", "--max-num-seq", "--metrics", "--tp"]
+)
 def test_unknown_flag_is_refused_by_name(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert flag in refused(capsys, flag, "1")
 
@@ -39,7 +45,8 @@ def test_unknown_flag_is_refused_by_name(flag: str, capsys: pytest.CaptureFixtur
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["--flavor", "sglang"], "--flavor"),
+        (["--flavor", "trt"], "--flavor"),
+        (["--role", "middle"], "--role"),
         (["--port", "70000"], "0..65535"),
         (["--max-num-seqs", "0"], "at least 1"),
         (["--gpu-memory-utilization", "1.5"], "at most 1"),
@@ -73,3 +80,54 @@ def test_time_model_is_that_of_an_8b_model_on_an_h100() -> None:
     assert 0.006 < model.step_s(0, 1, 1000) < 0.008
     assert 0.15 < model.step_s(8192, 1, 0) < 0.25
     assert build_time_model(1, 2, 10.0).step_s(100, 2, 50) == pytest.approx(model.step_s(100, 2, 50) / 10)
+
+
+def transfer_config(**fields: Any) -> list[str]:
+    return ["--kv-transfer-config", json.dumps({"kv_connector": "NixlConnector", "kv_role": "kv_producer", **fields})]
+
+
+def test_connector_gives_role_lease_and_policy() -> None:
+    extra = {"kv_lease_duration": 120, "enforce_handshake_compat": False}
+    flags = transfer_config(
+        kv_role="kv_consumer",
+        kv_load_failure_policy="recompute",
+        kv_connector_extra_config=extra,
+        kv_buffer_device="cpu",
+    )
+    env = {"VLLM_NIXL_SIDE_CHANNEL_HOST": "10.0.0.7", "VLLM_NIXL_SIDE_CHANNEL_PORT": "5601"}
+    config = parse(["serve", "m", *flags], env)
+    assert config.role is Role.DECODE
+    assert config.transfer == NixlTransfer("10.0.0.7", 5601, 120.0, True, False, None)
+
+
+def test_role_alone_stands_for_a_connector_with_the_real_engines_defaults() -> None:
+    config = parse(["serve", "m", "--role", "prefill"], {})
+    assert config.transfer == NixlTransfer("localhost", 5600, 30.0, False, True, None)
+    assert parse(["serve", "m", "--role", "unified"], {}).transfer is None
+    assert parse(["serve", "m"], {}).role is Role.UNIFIED
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--kv-transfer-config", "{"], "--kv-transfer-config: not JSON"),
+        (["--kv-transfer-config", "[]"], "expected an object"),
+        (transfer_config(kv_connector="LMCacheMPConnector"), "'LMCacheMPConnector' is not simulated"),
+        (transfer_config(kv_role="producer"), "known: kv_producer, kv_consumer, kv_both"),
+        (transfer_config(kv_port=1), "field 'kv_port' is unknown; known: kv_connector"),
+        (transfer_config(kv_load_failure_policy="retry"), "known: fail, recompute"),
+        (transfer_config(kv_connector_extra_config={"lease": 1}), "field 'lease' is unknown; known: kv_lease_duration"),
+        (transfer_config(kv_connector_extra_config={"kv_lease_duration": "1m"}), "not a number of seconds"),
+        ([*transfer_config(), "--role", "decode"], "contradicts kv_role kv_producer"),
+    ],
+)
+def test_wrong_connector_is_refused_with_what_is_known(
+    flags: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert message in refused(capsys, *flags)
+
+
+def test_pipeline_and_data_parallel_ranks_add_room() -> None:
+    one = parse(["serve", "m"], {}).num_blocks
+    assert parse(["serve", "m", "-pp", "2"], {}).num_blocks > 2 * one
+    assert parse(["serve", "m", "-dp", "2", "--api-server-count=1"], {}).num_blocks == 2 * one

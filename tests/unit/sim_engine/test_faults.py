@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sluice_sim.faults import SPECS, FaultBook, FaultError, Scope, Source, parse_faults
+from sluice_sim.fault_catalog import SPECS, FaultError, Scope, parse_faults
+from sluice_sim.faults import FaultBook, Source
 
 METRICS = frozenset({"vllm:kv_cache_usage_perc", "vllm:generation_tokens_total"})
 EXAMPLES: dict[str, dict[str, Any]] = {
@@ -25,6 +26,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "metricsSlow": {"seconds": 1},
     "clockJump": {"seconds": -1},
     "memoryGrow": {"mbPerSecond": 1},
+    "kvSlow": {"seconds": 1},
 }
 
 
@@ -65,6 +67,11 @@ def test_every_fault_can_be_set_with_its_required_arguments_alone(name: str) -> 
         ('[{"name": "hang", "count": 2}]', "not for a fault of the whole engine"),
         ('[{"name": "halfStream", "count": 0}]', "not within 1 .."),
         ('[{"name": "halfStream", "probability": 2}]', "not within 0 .. 1"),
+        ('[{"name": "kvSlow"}]', "(kvSlow).args.seconds: is required"),
+        ('[{"name": "kvCorrupt", "args": {"blocks": 1}}]', "argument 'blocks' is unknown; known: none"),
+        ('[{"name": "kvStale", "args": {"seconds": -1}}]', "not within 0 .."),
+        ('[{"name": "followerDeath", "args": {"rank": 0}}]', "not within 1 .."),
+        ('[{"name": "leaderDeath", "count": 1}]', "not for a fault of the whole engine"),
     ],
 )
 def test_wrong_fault_is_refused_with_what_is_known(text: str, message: str) -> None:

@@ -1,7 +1,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sluice_sim.kv import KvCache, chain_digest, extend_hashes, model_root
+from sluice_sim.kv import KvCache, extend_hashes, kv_digest, model_root
 
 ROOT = model_root("model")
 
@@ -32,9 +32,30 @@ def test_hashes_are_extended_not_recomputed() -> None:
     assert found == hashes([1, 2, 3, 4, 5, 6, 7, 8])
 
 
-def test_digest_covers_the_partial_last_block_and_the_model() -> None:
-    assert chain_digest(ROOT, [1, 2, 3, 4, 5], 4) != chain_digest(ROOT, [1, 2, 3, 4, 6], 4)
-    assert chain_digest(ROOT, [1], 4) != chain_digest(model_root("other"), [1], 4)
+def test_digest_covers_every_block() -> None:
+    assert kv_digest([b"a", b"b"]) == kv_digest([b"a", b"b"])
+    assert len({kv_digest([b"a", b"b"]), kv_digest([b"x", b"b"]), kv_digest([b"a", b"x"]), kv_digest([b"ab"])}) == 4
+
+
+def test_content_outlives_its_sequence_until_the_block_is_used_again() -> None:
+    kv = KvCache(2, 4)
+    table = filled(kv, [1, 2, 3, 4])
+    [block] = table
+    kv.write(block, b"kv")
+    kv.release(table)
+    assert kv.contents([block]) == [b"kv"]
+    kv.overwrite_free([block])
+    assert kv.contents([block]) != [b"kv"]
+    assert kv.match(hashes([1, 2, 3, 4])) == []
+    kv.check()
+
+
+def test_live_blocks_are_not_overwritten() -> None:
+    kv = KvCache(2, 4)
+    [block] = filled(kv, [1, 2, 3, 4])
+    kv.write(block, b"kv")
+    kv.overwrite_free([block])
+    assert kv.contents([block]) == [b"kv"]
 
 
 def test_only_blocks_of_the_living_count_as_used() -> None:

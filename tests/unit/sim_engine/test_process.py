@@ -4,29 +4,21 @@ import asyncio
 import json
 import signal
 import socket
-import time
 from typing import Any
 
 import aiohttp
 import pytest
 
-from tests.unit.sim_engine.harness import LIMIT_S, Spawned, eventually, spawned, text_of
+from tests.unit.sim_engine.harness import eventually, in_flight, spawned, text_of
 
 SLOW = ["--speed", "1"]
-LONG: dict[str, Any] = {"max_tokens": 300, "ignore_eos": True}
-"""About two seconds at speed 1."""
+LONG: dict[str, Any] = {"max_tokens": 120, "ignore_eos": True}
+"""About a second at speed 1."""
 ENDLESS: dict[str, Any] = {"max_tokens": 20_000, "ignore_eos": True}
 
 
 def with_faults(*faults: dict[str, Any]) -> dict[str, str]:
     return {"SIM_FAULTS": json.dumps(faults)}
-
-
-async def in_flight(engine: Spawned, count: int) -> None:
-    """Wait until so many requests run."""
-    deadline = time.monotonic() + LIMIT_S / 2
-    while (await engine.sim("state"))["running"] < count:
-        assert time.monotonic() < deadline, f"never: {count} requests run"
 
 
 async def test_idle_engine_exits_at_once_on_sigterm() -> None:
@@ -45,7 +37,7 @@ async def test_streams_go_on_during_the_drain_while_new_requests_get_500() -> No
         assert (await engine.get("/v1/models"))[0] == 200
         assert (await engine.complete())[0] == 500
         events, end = await stream
-        assert (len(text_of(events)), end) == (1200, "[DONE]")
+        assert (len(text_of(events)), end) == (480, "[DONE]")
         assert await engine.exit_code() == 0
         totals = (engine.logged("exit") or {})["totals"]
         assert (totals["complete"], totals["refused"], totals["cut"], totals["aborted"]) == (1, 1, 0, 0)
@@ -166,7 +158,7 @@ async def test_port_change_listens_elsewhere() -> None:
 @pytest.mark.parametrize(
     ("flags", "env", "code", "message"),
     [
-        (["--role", "prefill"], {}, 2, "--role"),
+        (["--role", "middle"], {}, 2, "--role"),
         ([], {"SIM_FAULTS": '[{"name": "x"}]'}, 2, "SIM_FAULTS: faults[0].name: unknown fault 'x'"),
         (["--faults-file", "/"], {}, 2, "Is a directory"),
         (["--host", "203.0.113.1"], {}, 1, "can't listen on 203.0.113.1"),
