@@ -106,7 +106,9 @@ def entries(slots: Iterable[Slot]) -> list[dict[str, Any]]:
 def _failed(instance: Instance) -> Reason | None:
     if instance.gives_up is not None:
         return instance.gives_up.reason if instance.gives_up.reason in GIVE_UP_REASONS else None
-    if instance.is_dead:
+    # How an engine ends that was told to stop is no failure, whoever told it.
+    is_told = instance.pod.deletion_at is not None or instance.is_ended_by_kubelet
+    if instance.is_dead and not is_told:
         return Reason.POD_FAILED
     if instance.pod.drain_reason in GIVE_UP_REASONS:
         return Reason(instance.pod.drain_reason)

@@ -254,6 +254,17 @@ def test_pauses_grow_from_failure_to_failure_up_to_ten_minutes() -> None:
     assert pauses[6:] == [CAP_S] * 5
 
 
+def test_an_engine_that_was_told_to_stop_costs_no_pause_however_it_ends() -> None:
+    """vLLM exits 143 after SIGTERM, so the pod of a clean drain is Failed for a moment before it is gone."""
+    dead = a_dead(0, 1)
+    deleted = dataclasses.replace(dead, pod=dataclasses.replace(dead.pod, deletion_at=NOW + 30))
+    shut_down = dataclasses.replace(dead, pod=dataclasses.replace(dead.pod, disruption_target="TerminationByKubelet"))
+    assert backoff.update((), [deleted], NOW) == backoff.update((), [shut_down], NOW) == ()
+    given_up = dataclasses.replace(deleted.pod, drain_reason=str(Reason.RESTARTS_EXHAUSTED))
+    [slot] = backoff.update((), [dataclasses.replace(deleted, pod=given_up)], NOW)
+    assert slot.reason == Reason.RESTARTS_EXHAUSTED
+
+
 def test_a_pause_is_of_one_place_and_one_revision_and_ends_when_it_serves() -> None:
     slots = backoff.update((), [a_dead(0, 1, created=NOW)], NOW)
     assert blocked_until(slots, 0, "r") > NOW
