@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from e2e.bed.errors import BedError
-from e2e.chaos.observe import a_spec, is_ready, names_of
+from e2e.chaos.observe import a_spec, gate_of, is_ready, names_of
 from e2e.product import MERGE, Object, Product, Service, Traffic, kill_container, until
 from e2e.target import SYSTEM, install
 
@@ -82,15 +82,14 @@ def delete_pod(scene: Scene) -> None:
     service = scene.service
     (victim, *_others) = service.pods()
     service.delete_pod(victim)
-    until("replaced", lambda: victim["metadata"]["name"] not in names_of(service.pods()), SETTLE_S)
-    service.wait_settled(SETTLE_S)
+    _wait_replaced(service, victim)
 
 
 def evict(scene: Scene) -> None:
     """As a descheduler does it: the Eviction API, asked again while a budget refuses."""
     service = scene.service
     (victim, *_others) = service.pods()
-    name, uid = victim["metadata"]["name"], victim["metadata"]["uid"]
+    name = victim["metadata"]["name"]
     body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": name, "namespace": service.namespace}}
     path = f"/api/v1/namespaces/{service.namespace}/pods/{name}/eviction"
 
@@ -99,8 +98,7 @@ def evict(scene: Scene) -> None:
         return status in (200, 201, 404)
 
     until("eviction let through", is_evicted, SETTLE_S, every_s=1)
-    until("replaced", lambda: uid not in {p["metadata"]["uid"] for p in service.pods()}, SETTLE_S)
-    service.wait_settled(SETTLE_S)
+    _wait_replaced(service, victim)
 
 
 def node_drain(scene: Scene) -> None:
@@ -154,6 +152,19 @@ def nothing(scene: Scene) -> None:
     service.wait_settled(SETTLE_S)
 
 
+def _wait_replaced(service: Service, victim: Object) -> None:
+    """Until as many others as there were instances are routed: while the operator is away status says nothing new."""
+    name = victim["metadata"]["name"]
+    wanted = sum(pool["replicas"] for pool in service.get()["spec"]["pools"])
+
+    def is_replaced() -> bool:
+        others = [p for p in service.pods() if p["metadata"]["name"] != name]
+        return len(others) == wanted and all(gate_of(p) and is_ready(p) for p in others)
+
+    until(f"{name} replaced", is_replaced, SETTLE_S)
+    service.wait_settled(SETTLE_S)
+
+
 def _is_settled(service: Service) -> bool:
     try:
         return service.is_settled()
@@ -171,14 +182,16 @@ def undisturbed(_: Product) -> Iterator[None]:
 
 @contextmanager
 def operator_kill(product: Product) -> Iterator[None]:
-    """SIGKILL to the operator's containers, again and again."""
+    """SIGKILL to the operator's containers, again and again; the first falls together with the disturbance."""
     over = threading.Event()
 
     def kill() -> None:
-        while not over.wait(KILL_EVERY_S):
+        while True:
             for pod in product.bed.api.get(f"/api/v1/namespaces/{SYSTEM}/pods")["items"]:
                 if is_ready(pod):
                     kill_container(pod, "operator")
+            if over.wait(KILL_EVERY_S):
+                return
 
     killer = threading.Thread(target=kill, daemon=True)
     # Kubelets back off from restarts, minutes in the end: kills stop after the third, the row goes on without.
