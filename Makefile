@@ -7,12 +7,14 @@ VENV   := .venv
 PY     := $(VENV)/bin/python
 PYTEST := $(PY) -m pytest
 BED    := $(PY) -m e2e.bed
+# for levels whose tests share nothing
+SPREAD := -n auto --dist worksteal
 # local (default on Linux as root) | existing, with CONTEXT=<name>
 CLUSTER ?= local
 export CLUSTER CONTEXT
 
 .PHONY: docs help setup generate verify format lint type unit sim fakeapi api e2e e2e-short bench golden chart image \
-        demo demo-down test all lock clean
+        bench-flags demo demo-down test all lock clean
 
 help:  ## This list
 	@awk -F':.*## ' '/^[a-z0-9%-]+:.*## /{printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -40,14 +42,17 @@ generate: setup  ## CRDs and what is derived from them
 	$(PY) -m sluice.api.crdgen crds charts/sluice-crds/templates
 	$(PY) -m manifests.render
 	$(PY) -m docs.generate
+	$(PY) -m docs.planschema
 
-docs: setup  ## Reference tables of docs/reference.md
+docs: setup  ## Reference tables of docs/reference.md, schema of plans
 	$(PY) -m docs.generate
+	$(PY) -m docs.planschema
 
 verify: setup  ## Generated files are up to date
 	$(PY) -m sluice.api.crdgen --check crds charts/sluice-crds/templates
 	$(PY) -m manifests.render --check
 	$(PY) -m docs.generate --check
+	$(PY) -m docs.planschema --check
 
 format: setup  ## Format the code
 	$(VENV)/bin/ruff format . && $(VENV)/bin/ruff check --fix .
@@ -61,13 +66,13 @@ type: setup  ## mypy, strict
 	$(VENV)/bin/mypy
 
 unit: setup  ## Pure decisions: tables and properties
-	$(PYTEST) tests/unit
+	$(PYTEST) $(SPREAD) tests/unit
 
 sim: setup  ## Planner against a simulated cluster, seeded random order
-	$(PYTEST) tests/sim
+	$(PYTEST) $(SPREAD) tests/sim
 
 fakeapi: setup  ## Operator against the fake API server
-	$(PYTEST) tests/fakeapi
+	$(PYTEST) $(SPREAD) tests/fakeapi
 
 golden: setup  ## Renew golden files; read the diff
 	GOLDEN_UPDATE=1 $(PYTEST) tests/unit tests/sim -q
@@ -94,6 +99,9 @@ bench: setup  ## All figures: build/bench/*.jsonl
 
 bench-%: setup  ## One group of figures, for example bench-reconcile
 	$(PY) -m e2e.bench $*
+
+bench-flags: setup  ## Arguments of all goldens to the engines' own parsers; needs SLUICE_VLLM_PYTHON (ENGINES="vllm sglang")
+	$(PY) -m e2e.bench.flags $(ENGINES)
 
 image: setup  ## The three images, from the Dockerfiles by BuildKit
 	$(BED) image

@@ -31,8 +31,8 @@ _NAME = (
     "lower-case letters, digits and '-', starting with a letter and not ending with '-'"
 )
 _PVC_ONLY = (
-    "engine type vLLM takes models from a PersistentVolumeClaim only in this release: write pvc://<claim>/<path> "
-    "(the Simulated engine takes any URI)"
+    "engines take models from a PersistentVolumeClaim only in this release: write pvc://<claim>/<path> (the Simulated "
+    "engine reads none and takes any URI)"
 )
 _PVC = (
     "a pvc:// URI is pvc://<claim>/<path>: the name of a PersistentVolumeClaim of this namespace, then the directory "
@@ -84,6 +84,15 @@ ACCEPTED: dict[str, Object] = {
     "quantities as numbers and as text": _pod(resources={"limits": {"cpu": 4, "memory": "64Gi"}}),
     "free affinity": _pod(affinity={"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {}}}),
     "suspended": {"suspend": True},
+    "experts and cores in a pod": {"pools": [{"parallelism": {"tensor": 2, "data": 4, "expert": True}}]},
+    "another engine": {"engine": {"type": "SGLang"}},
+    "an engine by its command": {
+        "engine": {
+            "type": "Custom",
+            "image": "x/y:1",
+            "custom": {"command": ["serve", "$(SLUICE_MODEL_PATH)"], "port": 9000, "metrics": {"running": "x:running"}},
+        }
+    },
 }
 REFUSED: dict[str, tuple[Object, str, str]] = {
     "vLLM without claim": ({"model": {"uri": "hf://Qwen/Qwen3-8B"}}, "spec.model.uri", _PVC_ONLY),
@@ -156,10 +165,48 @@ REFUSED: dict[str, tuple[Object, str, str]] = {
     "no pool": ({"pools": []}, "spec.pools", "should have at least 1 items"),
     "nine pools": ({"pools": [{"name": f"p{i}"} for i in range(9)]}, "spec.pools", "must have at most 8 items"),
     "role of a later release": ({"pools": [{"role": "Prefill"}]}, "spec.pools[0].role", 'supported values: "Unified"'),
-    "engine of a later release": (
-        {"engine": {"type": "SGLang"}},
+    "unknown engine": (
+        {"engine": {"type": "TensorRT"}},
         "spec.engine.type",
-        'supported values: "vLLM", "Simulated"',
+        'supported values: "vLLM", "SGLang", "Simulated", "Custom"',
+    ),
+    "SGLang without claim": (
+        {"engine": {"type": "SGLang"}, "model": {"uri": "hf://Qwen/Qwen3-8B"}},
+        "spec.model.uri",
+        _PVC_ONLY,
+    ),
+    "custom without command": (
+        {"engine": {"type": "Custom", "image": "x/y:1"}},
+        "spec.engine.custom",
+        "engine type Custom needs custom.command, and no other type takes custom",
+    ),
+    "custom without image": (
+        {"engine": {"type": "Custom", "custom": {"command": ["serve"]}}},
+        "spec.engine.image",
+        "engine type Custom has no default image; name one",
+    ),
+    "custom at the agent's port": (
+        {"engine": {"type": "Custom", "image": "x/y:1", "custom": {"command": ["serve"], "port": 9900}}},
+        "spec.engine.custom.port",
+        "port 9900 is the agent's; let the engine listen on another one",
+    ),
+    "more accelerators than a pod can have": (
+        {"pools": [{"parallelism": {"tensor": 16, "pipeline": 8}}]},
+        "spec.pools[0].parallelism",
+        "tensor x pipeline x data is at most 64: an instance is one pod in this release; lower one of them, or raise "
+        "replicas",
+    ),
+    "copies of a dense model": (
+        {"pools": [{"parallelism": {"data": 2}}]},
+        "spec.pools[0].parallelism.data",
+        "data above 1 needs expert: true, because it is for mixture-of-experts models; copies of a dense model are "
+        "instances: raise replicas instead",
+    ),
+    "experts on one accelerator": (
+        {"pools": [{"parallelism": {"expert": True}}]},
+        "spec.pools[0].parallelism.expert",
+        "expert: true spreads the experts over tensor x data accelerators, which is 1 here: raise data or tensor, or "
+        "leave expert out",
     ),
     "negative replicas": (
         {"pools": [{"replicas": -1}]},
@@ -418,7 +465,7 @@ def test_kubectl_get_shows_the_columns(server: ApiOnly, namespace: str) -> None:
         ("infsvc.spec.pools", ["Instances of this pool; default 1.", "default `default`."]),
         (
             "infsvc.spec.pools.parallelism",
-            ["Tensor-parallel size: accelerators per instance, all in one pod; default 1."],
+            ["Tensor-parallel size: accelerators that share each layer; default 1."],
         ),
         ("infsvc.spec.drain", ["Seconds that an instance that leaves may take to finish its requests; default 600."]),
         ("infsvc.status", ["Generation of the spec that this status is about; -1 until the operator saw the object."]),

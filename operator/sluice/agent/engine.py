@@ -7,6 +7,7 @@ facts in an `Observation` or a `TestResult`.
 import asyncio
 import json
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +21,7 @@ ROUND_TIMEOUT_S = 2.0
 """Seconds for each read of the engine: twice the polling period, so a slow answer delays one round at most."""
 MAX_PAGE_BYTES = 8 * 1024 * 1024
 """A metrics page of a real vLLM is below 200 kB; beyond this the page counts as unreadable."""
+VLLM_LOAD_FIELDS = ("server_load",)
 OWN_TEST_AGE_S = 0.2
 """A self-test younger than this may not have reached the engine's counters yet."""
 
@@ -77,7 +79,7 @@ class Engine:
             metrics_answered=metrics.status == 200,
             signals=read_signals(samples, config.signals),
             process_start=read_process_start(samples),
-            load=_read_load(load),
+            load=_read_load(load, config.load_fields or VLLM_LOAD_FIELDS),
             version=self._version,
             own_test_inside=inside and test is self._test and test is not None and not test.done(),
             tests=self._take_ended(),
@@ -215,12 +217,29 @@ def _serves(answer: Answer, model: str) -> bool | None:
     return any(isinstance(entry, dict) and entry.get("id") == model for entry in models)
 
 
-def _read_load(answer: Answer) -> float | None:
-    """vLLM's `/load`: `{"server_load": n}`; anything else is unknown."""
-    load = _json_object(answer.body).get("server_load") if answer.status == 200 else None
-    if not isinstance(load, int | float) or isinstance(load, bool) or not 0 <= load <= MAX_COUNT:
+def _read_load(answer: Answer, fields: Sequence[str] = VLLM_LOAD_FIELDS) -> float | None:
+    """The engine's own count of its requests, all fields added up; unknown if one of them is missing or no count."""
+    body = _json_object(answer.body) if answer.status == 200 else {}
+    counts = [_count_at(body, field.split(".")) for field in fields]
+    known = [count for count in counts if count is not None]
+    total = sum(known)
+    return float(total) if len(known) == len(counts) and total <= MAX_COUNT else None
+
+
+def _count_at(node: object, path: Sequence[str]) -> float | None:
+    """The count at the path, summed over the entries of lists on the way; None if there is none in any of them.
+
+    A list in a list is no entry, so an engine's answer can't make this deeper than the path.
+    """
+    if isinstance(node, list):
+        counts = [None if isinstance(entry, list) else _count_at(entry, path) for entry in node]
+        known = [count for count in counts if count is not None]
+        return sum(known) if counts and len(known) == len(counts) else None
+    if path:
+        return _count_at(node.get(path[0]), path[1:]) if isinstance(node, dict) else None
+    if not isinstance(node, int | float) or isinstance(node, bool) or not 0 <= node <= MAX_COUNT:
         return None
-    return float(load)
+    return node
 
 
 def _read_version(answer: Answer) -> str | None:

@@ -26,6 +26,10 @@ class MetricSource(Wire):
     """Only samples with these label values count."""
     reduce: str = "sum"
     """How samples of several engine cores (data-parallel ranks) become one number: `sum` or `mean`."""
+    per: str | None = None
+    """Label that tells the cores apart where several ranks of one core publish the same number (SGLang: tensor and
+    pipeline ranks each publish their core's queue): of samples with one value of it the largest stands for all.
+    Null: every sample is a core of its own."""
 
 
 class Signal(StrEnum):
@@ -50,6 +54,9 @@ class AgentConfig(Wire):
     metrics_path: str = "/metrics"
     load_path: str | None = None
     """Endpoint with the engine's own count of running and waiting requests (vLLM `/load`), if it has one."""
+    load_fields: list[str] | None = None
+    """Where the count stands in that JSON: dotted paths, added up, also over the entries of lists on the way. Null:
+    `server_load`."""
     version_path: str | None = None
     signals: dict[Signal, list[MetricSource]]
     """Signal to its possible metrics, first present wins; an absent key means that the engine lacks the signal."""

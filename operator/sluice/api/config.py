@@ -24,6 +24,8 @@ class Images(_Config):
 
     vllm: str = "vllm/vllm-openai:v0.32.0"
     """Engine of type `vLLM`, where `spec.engine.image` is not set."""
+    sglang: str = "lmsysorg/sglang:v0.5.23"
+    """The same for type `SGLang`."""
     engine: str = "sluice-engine:0.1.0"
     """Agent, router sidecar and simulated engine."""
     router: str = "sluice-router:0.1.0"
@@ -37,6 +39,8 @@ class EngineDefaults(_Config):
 
     vllm_args: tuple[str, ...] = ()
     """For type `vLLM`, before the user's own; of new revisions."""
+    sglang_args: tuple[str, ...] = ()
+    """The same for type `SGLang`."""
     simulated_args: tuple[str, ...] = ()
     """The same for type `Simulated`."""
 

@@ -5,6 +5,7 @@ were stored before a rule existed). Spellings with `_` for `-` count as the same
 """
 
 import re
+from collections.abc import Iterable
 from typing import Final
 
 FLAGS: Final = (
@@ -13,32 +14,67 @@ FLAGS: Final = (
     "port",
     "uds",
     "root-path",
+    "fastapi-root-path",
     "model",
+    "model-path",
     "served-model-name",
     "api-key",
+    "admin-api-key",
     "ssl-keyfile",
     "ssl-certfile",
+    "grpc",
+    "grpc-mode",
     # layout: follows from spec.pools[].parallelism
     "tensor-parallel-size",
+    "tp-size",
+    "tp",
     "pipeline-parallel-size",
+    "pp-size",
+    "pp",
     "data-parallel-size",
+    "data-parallel-size-local",
     "data-parallel-rank",
+    "data-parallel-start-rank",
     "data-parallel-address",
+    "data-parallel-rpc-port",
+    "data-parallel-hybrid-lb",
+    "data-parallel-external-lb",
+    "data-parallel-multi-port-external-lb",
+    "api-server-count",
+    "dp-size",
+    "dp",
+    "attn-dp-size",
+    "attention-data-parallel-size",
+    "enable-dp-attention",
+    "enable-expert-parallel",
+    "expert-parallel-size",
+    "ep-size",
+    "ep",
+    "prefill-context-parallel-size",
     "nnodes",
     "node-rank",
     "master-addr",
     "master-port",
     "headless",
+    "dist-init-addr",
+    "nccl-init-addr",
     "kv-transfer-config",
+    "disaggregation-mode",
     # drain and health: in-flight counts and metrics are how the operator sees work
     "shutdown-timeout",
     "enable-server-load-tracking",
     "disable-log-stats",
+    "enable-metrics",
+    "enable-metrics-for-all-schedulers",
     # a file of arguments could carry any of the above
     "config",
 )
-SHORT_FLAGS: Final = ("tp", "pp", "dp", "n", "r")
-"""vLLM's short forms of tensor, pipeline, data parallel size, nnodes, node rank (vLLM 0.32, engine/arg_utils.py)."""
+"""Spellings of vLLM 0.32 and SGLang 0.5.23. `--tp` and its like are abbreviations that SGLang's parser completes."""
+SHORT_FLAGS: Final = (
+    *("tp", "pp", "dp", "ep", "n", "r", "asc", "pcp"),
+    *("dpn", "dpr", "dpl", "dpa", "dpp", "dph", "dpe", "dpm"),
+)
+"""vLLM's short forms of the above (vLLM 0.32, engine/arg_utils.py); SGLang has none."""
 
 ENV: Final = ("VLLM_API_KEY", "VLLM_HOST_IP", "VLLM_PORT", "VLLM_SERVER_DEV_MODE")
 """Address and key are ours; the developer mode opens endpoints that stop or rewrite an engine."""
@@ -57,10 +93,24 @@ LABEL_PREFIXES: Final = (
 )
 """Label and annotation keys that are ours, or that make a GitOps tool think it owns the pod (argoproj/argo-cd#8683)."""
 
-# A dot stands for `-` and `_`: the cost limit of a rule in a CRD counts each character of its pattern.
-FLAG_PATTERN: Final = (
-    "^(--(" + "|".join(flag.replace("-", ".") for flag in FLAGS) + ")|-(" + "|".join(SHORT_FLAGS) + "))(=|$)"
-)
+
+def _any_of(words: Iterable[str]) -> str:
+    """A pattern of exactly these words with common beginnings written once; a dot stands for `-` and `_`.
+
+    The cost limit of a rule in a CRD counts each character of its pattern: written in a row the flags would exceed it.
+    """
+    endings: dict[str, list[str]] = {}
+    for word in words:
+        endings.setdefault(word[:1], []).append(word[1:])
+    may_end = endings.pop("", None) is not None
+    branches = [first.replace("-", ".") + _any_of(rest) for first, rest in sorted(endings.items())]
+    if not branches:
+        return ""
+    pattern = branches[0] if len(branches) == 1 and not may_end else f"({'|'.join(branches)})"
+    return pattern + ("?" if may_end else "")
+
+
+FLAG_PATTERN: Final = f"^(--{_any_of(FLAGS)}|-{_any_of(SHORT_FLAGS)})(=|$)"
 ENV_PATTERN: Final = "^(" + "|".join([*(f"{name}$" for name in ENV), ENV_PREFIX]) + ")"
 LABEL_PATTERN: Final = "^(" + "|".join(prefix.replace(".", "[.]") for prefix in LABEL_PREFIXES) + ")"
 

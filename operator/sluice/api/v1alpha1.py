@@ -21,6 +21,7 @@ from sluice.api.markers import (
     DNS_SUBDOMAIN,
     NO_CONTROL,
     LabelValue,
+    Quantity,
     ResourceName,
     atomic,
     cel,
@@ -34,7 +35,9 @@ from sluice.api.status import InferenceServiceStatus
 
 class EngineType(StrEnum):
     VLLM = "vLLM"
+    SGLANG = "SGLang"
     SIMULATED = "Simulated"
+    CUSTOM = "Custom"
 
 
 class PoolRole(StrEnum):
@@ -68,6 +71,8 @@ _NO_OWNED_FLAGS = rules(
 _VARIABLE = r"^[A-Za-z_][A-Za-z0-9_]*$"
 _URI = r"^[a-z][a-z0-9+.-]{0,15}://[!-\[\]-~]+$"
 _MODEL_NAME = r"^[A-Za-z0-9][A-Za-z0-9._:/@+-]*$"
+_METRIC = r"^[a-zA-Z_:][a-zA-Z0-9_:]*$"
+_PATH = r"^/[!-~]*$"
 _IMAGE = r"^[a-zA-Z0-9][a-zA-Z0-9._:/-]*(@sha256:[a-f0-9]{64})?$"
 
 
@@ -90,8 +95,11 @@ class EnvVar(ApiModel):
 EnvList = Annotated[list[EnvVar], Field(max_length=64, json_schema_extra=list_map("name") | _NO_OWNED_ENV)]
 Argument = Annotated[str, StringConstraints(min_length=1, max_length=1024, pattern=NO_CONTROL)]
 ArgumentList = Annotated[list[Argument], Field(max_length=64, json_schema_extra=atomic() | _NO_OWNED_FLAGS)]
-PoolArgumentList = Annotated[list[Argument], Field(max_length=32, json_schema_extra=atomic() | _NO_OWNED_FLAGS)]
-"""Half as many: the API server multiplies the cost of a rule by the number of pools that a service can have."""
+PoolArgument = Annotated[str, StringConstraints(min_length=1, max_length=512, pattern=NO_CONTROL)]
+PoolArgumentList = Annotated[list[PoolArgument], Field(max_length=32, json_schema_extra=atomic() | _NO_OWNED_FLAGS)]
+"""Half as many and half as long: the API server multiplies the cost of a rule (length of the pattern x length of the
+text) by the number of pools that a service can have, and refuses a CRD above its limit."""
+CommandList = Annotated[list[Argument], Field(min_length=1, max_length=64, json_schema_extra=atomic())]
 
 
 class Model(ApiModel):
@@ -124,7 +132,8 @@ class Model(ApiModel):
             "pvc://models/qwen3-8b",
         ),
     )
-    """Where the weights are: `pvc://<claim>/<path>` for vLLM; the simulated engine reads none and takes any URI.
+    """Where the weights are: `pvc://<claim>/<path>` for vLLM, SGLang and Custom; the simulated engine reads none and
+    takes any URI.
     Printable ASCII without spaces and backslashes."""
     name: str | None = Field(
         None,
@@ -139,11 +148,84 @@ class Model(ApiModel):
     """Model name that clients send; default: the name of the object."""
 
 
+MetricName = Annotated[
+    str,
+    Field(
+        min_length=1,
+        max_length=128,
+        pattern=_METRIC,
+        json_schema_extra=explained(
+            _METRIC, "a metric's name is letters, digits, '_' and ':', not starting with a digit, without labels"
+        ),
+    ),
+]
+
+
+class CustomMetrics(ApiModel):
+    """Names of the engine's Prometheus samples. Without one the signal is unknown, which is never taken for zero."""
+
+    running: MetricName | None = None
+    """Requests that are being worked on (gauge). Without `running` and `waiting` a drain can't see the last request
+    end and takes its whole time."""
+    waiting: MetricName | None = None
+    """Requests in the queue (gauge)."""
+    kv_utilization: MetricName | None = None
+    """Share of the KV cache in use, 0 to 1 (gauge)."""
+    generation_tokens: MetricName | None = None
+    """Tokens generated so far (counter)."""
+    prompt_tokens: MetricName | None = None
+    """Prompt tokens worked through so far (counter)."""
+    iterations: MetricName | None = None
+    """Anything that grows with every step of the engine (counter). It tells a busy engine from a hung one."""
+
+
+class CustomEngine(ApiModel):
+    """An engine that Sluice has no adapter for; it has to speak the OpenAI API (`/v1/models`, `/v1/completions`)."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            cel("self.port != 9900", "port 9900 is the agent's; let the engine listen on another one", ".port")
+        )
+    )
+
+    command: CommandList
+    """The whole command line. `$(SLUICE_MODEL_PATH)`, `$(SLUICE_MODEL_NAME)`, `$(SLUICE_PORT)`, `$(SLUICE_TENSOR)`,
+    `$(SLUICE_PIPELINE)`, `$(SLUICE_DATA)`, `$(SLUICE_EXPERT)` and `$(POD_IP)` stand for what the spec says."""
+    port: int = Field(8000, ge=1024, le=65535)
+    """Port of the OpenAI API, on all addresses of the pod; default 8000."""
+    metrics_path: str = Field(
+        "/metrics",
+        min_length=1,
+        max_length=256,
+        pattern=_PATH,
+        json_schema_extra=explained(_PATH, "a path starts with '/', in printable ASCII without spaces"),
+    )
+    """Path of the Prometheus page on the same port; default `/metrics`."""
+    metrics: CustomMetrics = CustomMetrics()
+    """Names of the engine's Prometheus samples; a signal without one is unknown."""
+
+
 class Engine(ApiModel):
     """The inference engine of all pools."""
 
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            cel(
+                "(self.type == 'Custom') == has(self.custom)",
+                "engine type Custom needs custom.command, and no other type takes custom",
+                ".custom",
+            ),
+            cel(
+                "self.type != 'Custom' || has(self.image)",
+                "engine type Custom has no default image; name one",
+                ".image",
+            ),
+        )
+    )
+
     type: EngineType = EngineType.VLLM
-    """`vLLM` or `Simulated` (answers like an engine, needs no accelerator); default `vLLM`."""
+    """`vLLM`, `SGLang`, `Simulated` (answers like an engine, needs no accelerator) or `Custom` (any server of the
+    OpenAI API, by its command line); default `vLLM`."""
     image: str | None = Field(
         None,
         min_length=1,
@@ -153,11 +235,14 @@ class Engine(ApiModel):
             _IMAGE, "an image is written host/path:tag or host/path@sha256:<64 hexadecimal digits>, without spaces"
         ),
     )
-    """Engine image; default: from the operator's configuration, kept for the life of the revision."""
+    """Engine image; default: from the operator's configuration, kept for the life of the revision. Required with type
+    `Custom`."""
     args: ArgumentList = []
     """Arguments appended to the engine's command line; those that the operator owns are refused."""
     env: EnvList = []
     """Environment variables of the engine container."""
+    custom: CustomEngine | None = None
+    """How an engine of type `Custom` is started and watched; required with that type and only there."""
 
 
 class PoolEngine(ApiModel):
@@ -175,7 +260,7 @@ class ProfileReference(ApiModel):
 
 
 class Accelerator(ApiModel):
-    """What an instance asks the scheduler for, one per tensor-parallel rank."""
+    """What an instance asks the scheduler for: tensor x pipeline x data of it."""
 
     model_config = ConfigDict(
         json_schema_extra=rules(
@@ -192,11 +277,49 @@ class Accelerator(ApiModel):
     """Extended resource to ask for, for example `nvidia.com/gpu`; exclusive with `profileRef`."""
 
 
-class Parallelism(ApiModel):
-    """How one instance is spread over accelerators."""
+MAX_ACCELERATORS = 64
+"""Of one instance, which is one pod in this release; no node has more."""
 
-    tensor: int = Field(1, ge=1, le=64)
-    """Tensor-parallel size: accelerators per instance, all in one pod; default 1."""
+
+class Parallelism(ApiModel):
+    """How one instance is spread over accelerators: it takes tensor x pipeline x data of them, all in one pod."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            cel(
+                f"self.tensor * self.pipeline * self.data <= {MAX_ACCELERATORS}",
+                f"tensor x pipeline x data is at most {MAX_ACCELERATORS}: an instance is one pod in this release; "
+                "lower one of them, or raise replicas",
+            ),
+            cel(
+                "self.data == 1 || self.expert",
+                "data above 1 needs expert: true, because it is for mixture-of-experts models; copies of a dense "
+                "model are instances: raise replicas instead",
+                ".data",
+            ),
+            cel(
+                "!self.expert || self.tensor * self.data > 1",
+                "expert: true spreads the experts over tensor x data accelerators, which is 1 here: raise data or "
+                "tensor, or leave expert out",
+                ".expert",
+            ),
+        )
+    )
+
+    tensor: int = Field(1, ge=1, le=MAX_ACCELERATORS)
+    """Tensor-parallel size: accelerators that share each layer; default 1."""
+    pipeline: int = Field(1, ge=1, le=MAX_ACCELERATORS)
+    """Pipeline-parallel size: groups of layers, each on its own accelerators; default 1."""
+    data: int = Field(1, ge=1, le=MAX_ACCELERATORS)
+    """Data-parallel size of the attention layers of a mixture-of-experts model: engine cores with their own requests
+    and KV cache in one instance; default 1. Needs `expert`."""
+    expert: bool = False
+    """True: experts are spread over the tensor x data accelerators, instead of each being cut; default false."""
+
+    @property
+    def accelerators(self) -> int:
+        """Of one instance."""
+        return self.tensor * self.pipeline * self.data
 
 
 class Pool(ApiModel):
@@ -217,7 +340,7 @@ class Pool(ApiModel):
     replicas: int = Field(1, ge=0, le=1000)
     """Instances of this pool; default 1."""
     parallelism: Parallelism = Parallelism()
-    """How one instance is spread over accelerators."""
+    """How one instance is spread over accelerators: it takes tensor x pipeline x data of them, all in one pod."""
     accelerator: Accelerator | None = None
     """Accelerator of this pool; default: the service's."""
     engine: PoolEngine = PoolEngine()
@@ -311,11 +434,11 @@ class InferenceServiceSpec(ApiModel):
     model_config = ConfigDict(
         json_schema_extra=rules(
             cel(
-                "self.engine.type != 'vLLM' || self.model.uri.startsWith('pvc://')",
-                "engine type vLLM takes models from a PersistentVolumeClaim only in this release: write "
-                "pvc://<claim>/<path> (the Simulated engine takes any URI)",
+                "self.engine.type == 'Simulated' || self.model.uri.startsWith('pvc://')",
+                "engines take models from a PersistentVolumeClaim only in this release: write pvc://<claim>/<path> "
+                "(the Simulated engine reads none and takes any URI)",
                 ".model.uri",
-            )
+            ),
         )
     )
 
@@ -359,6 +482,76 @@ class InferenceService(ApiModel):
     """What the operator last saw."""
 
 
+class AcceleratorCalibration(ApiModel):
+    """How close an accelerator comes to its data sheet. Defaults: fitted to H100 measurements (docs/sizing.md)."""
+
+    decode_efficiency_percent: int = Field(75, ge=1, le=100)
+    """Percent of the memory bandwidth at which weights are read in a decode step; default 75."""
+    kv_efficiency_percent: int = Field(80, ge=1, le=100)
+    """Percent of the memory bandwidth at which the KV cache is read; default 80."""
+    prefill_efficiency_percent: int = Field(70, ge=1, le=100)
+    """Percent of the arithmetic peak reached in prefill; default 70."""
+    decode_collective_percent: int = Field(50, ge=1, le=100)
+    """Percent of the link's bandwidth reached by the small messages of a decode step; default 50."""
+    prefill_collective_percent: int = Field(70, ge=1, le=100)
+    """Percent of the link's bandwidth reached by the large messages of a prefill; default 70."""
+    decode_hop_nanoseconds: int = Field(1200, ge=0, le=1_000_000)
+    """Latency of one step of a ring inside the link domain in decode, in nanoseconds; default 1200."""
+    prefill_hop_nanoseconds: int = Field(2000, ge=0, le=1_000_000)
+    """The same in prefill; default 2000."""
+    net_hop_nanoseconds: int = Field(5000, ge=0, le=10_000_000)
+    """Latency of one hop between nodes, in nanoseconds; default 5000."""
+    collective_floor_nanoseconds: int = Field(5000, ge=0, le=10_000_000)
+    """Shortest latency of any collective operation, in nanoseconds; default 5000."""
+    step_microseconds: int = Field(300, ge=0, le=1_000_000)
+    """Fixed part of a decode step, in microseconds; default 300."""
+    sequence_nanoseconds: int = Field(5000, ge=0, le=10_000_000)
+    """What each sequence of the batch adds to a decode step, in nanoseconds; default 5000."""
+    prefill_microseconds: int = Field(2000, ge=0, le=10_000_000)
+    """Fixed part of a prefill, in microseconds; default 2000."""
+    expert_skew_percent: int = Field(130, ge=100, le=10_000)
+    """Load of the busiest expert-parallel rank in percent of the mean; default 130."""
+
+
+class AcceleratorHardware(ApiModel):
+    """Figures of one accelerator and its node, for planning; GB are 10^9 bytes, rates are per second."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            cel(
+                "self.linkDomain == 1 || has(self.linkGBs)",
+                "linkDomain above 1 needs linkGBs, the rate of the link that joins so many accelerators",
+                ".linkDomain",
+            )
+        )
+    )
+
+    memory: Quantity
+    """Memory that a program can use (0.4 to 1.6 % less than the label), for example 79.22Gi."""
+    memory_bandwidth_gbs: int | None = Field(None, alias="memoryBandwidthGBs", ge=1, le=1_000_000)
+    """Bandwidth of the memory in GB per second; without it no times are estimated."""
+    bf16_tflops: int | None = Field(None, alias="bf16TFLOPS", ge=1, le=1_000_000)
+    """Dense BF16 arithmetic in TFLOPS; without it no times are estimated."""
+    fp8_tflops: int | None = Field(None, alias="fp8TFLOPS", ge=1, le=1_000_000)
+    """Dense FP8 arithmetic in TFLOPS; absent: the accelerator has none."""
+    link_gbs: int | None = Field(None, alias="linkGBs", ge=1, le=1_000_000)
+    """Link to the other accelerators (NVLink, xGMI, else PCIe) in GB per second and direction."""
+    link_domain: int = Field(1, ge=1, le=1024)
+    """Accelerators joined by the fast link; default 1: none, they talk over PCIe."""
+    gpus_per_node: int = Field(8, alias="gpusPerNode", ge=1, le=64)
+    """Accelerators in one node; default 8."""
+    nic_gbs: int | None = Field(None, alias="nicGBs", ge=1, le=100_000)
+    """Network between nodes in GB per second and accelerator; without it no times across nodes are estimated."""
+    host_link_gbs: int | None = Field(None, alias="hostLinkGBs", ge=1, le=100_000)
+    """Link between an accelerator and the host's memory in GB per second (usable part)."""
+    disk_gbs: int | None = Field(None, alias="diskGBs", ge=1, le=100_000)
+    """Reading from the node's disk in GB per second."""
+    price_per_hour_cents: int | None = Field(None, ge=0, le=100_000_000)
+    """Price of one accelerator for one hour, in hundredths of your currency; without it no costs are shown."""
+    calibration: AcceleratorCalibration | None = None
+    """Measured efficiencies; absent: those of the H100 are taken and marked as a default."""
+
+
 class AcceleratorProfileSpec(ApiModel):
     """A kind of accelerator, described once by the administrator."""
 
@@ -370,6 +563,8 @@ class AcceleratorProfileSpec(ApiModel):
     """Labels that a node with this accelerator has."""
     tolerations: list[TolerationObject] = Field(default=[], max_length=16, json_schema_extra=atomic())
     """Taints of the nodes with this accelerator, as in a pod's `spec.tolerations`."""
+    hardware: AcceleratorHardware | None = None
+    """Figures for planning (memory, bandwidth, arithmetic, links); they change no pod. Absent: nothing is estimated."""
 
 
 class AcceleratorProfile(ApiModel):

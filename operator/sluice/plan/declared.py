@@ -158,7 +158,8 @@ def _accelerator(
     if named and named.resource_name:
         return DeclaredAccelerator(resource_name=named.resource_name)
     if named and named.profile_ref:
-        return _profile(snapshot, named.profile_ref.name, f"{where}.accelerator.profileRef.name")
+        profile = _profile(snapshot, named.profile_ref.name, f"{where}.accelerator.profileRef.name")
+        return _fitting(profile, pool, path)
     if spec.engine.type is EngineType.SIMULATED:
         return None
     if not snapshot.profiles_known:
@@ -175,10 +176,12 @@ def _accelerator(
             "leave `default: true` in one of them, or name a profile here",
             Reason.PROFILE_NOT_FOUND,
         )
-    return _profile(snapshot, defaults[0], "the default AcceleratorProfile") if defaults else None
+    if not defaults:
+        return None
+    return _fitting(_profile(snapshot, defaults[0], "the default AcceleratorProfile"), pool, path)
 
 
-def _profile(snapshot: ServiceSnapshot, name: str, where: str) -> DeclaredAccelerator | Refused:
+def _profile(snapshot: ServiceSnapshot, name: str, where: str) -> AcceleratorProfileSpec | Refused:
     obj: Mapping[str, Any] | None = snapshot.profiles.get(name)
     if obj is None:
         why = "there is none of this name" if snapshot.profiles_known else "AcceleratorProfiles can't be read"
@@ -186,9 +189,26 @@ def _profile(snapshot: ServiceSnapshot, name: str, where: str) -> DeclaredAccele
             f"{where}: AcceleratorProfile {name!r}: {why}; create it, or name another one", Reason.PROFILE_NOT_FOUND
         )
     try:
-        spec: AcceleratorProfileSpec = parse_profile_lenient(obj.get("spec") or {})
+        return parse_profile_lenient(obj.get("spec") or {})
     except SpecError as error:
         return Refused(f"{where}: AcceleratorProfile {name!r} can't be used: {error}", Reason.PROFILE_NOT_FOUND)
+
+
+def _fitting(profile: AcceleratorProfileSpec | Refused, pool: Pool, path: str) -> DeclaredAccelerator | Refused:
+    """What the profile stands for, if a node that it describes has enough for one instance.
+
+    A profile without figures of its hardware says nothing about that. The figures are no part of the declaration:
+    they change no pod.
+    """
+    if isinstance(profile, Refused):
+        return profile
+    layout, hardware = pool.parallelism, profile.hardware
+    if hardware is not None and layout.accelerators > hardware.gpus_per_node:
+        return Refused(
+            f"{path}.parallelism: tensor {layout.tensor} x pipeline {layout.pipeline} x data {layout.data} = "
+            f"{layout.accelerators} accelerators in one pod, and a node of the profile has {hardware.gpus_per_node} "
+            "(hardware.gpusPerNode): lower one of the sizes, or name a profile with larger nodes"
+        )
     return DeclaredAccelerator(
-        resource_name=spec.resource_name, node_selector=spec.node_selector, tolerations=spec.tolerations
+        resource_name=profile.resource_name, node_selector=profile.node_selector, tolerations=profile.tolerations
     )

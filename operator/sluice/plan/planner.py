@@ -27,12 +27,13 @@ from sluice.plan import (
     surge,
 )
 from sluice.plan.actions import Action, Annotate, Apply, Create, Delete, ObjectRef, PutWorkers, SetGate
+from sluice.plan.engines.adapter import ENGINE_PORT, engine_port
 from sluice.plan.health import Instance, Verdict
 from sluice.plan.pods import build_pod
 from sluice.plan.problems import new_problem_events
 from sluice.plan.revisions import Revision
 from sluice.plan.rollout import Budget, Leave, Step, held_step, next_step, removed_step
-from sluice.plan.routing import put_lists, wanted_workers
+from sluice.plan.routing import Served, put_lists, wanted_workers
 from sluice.plan.scale import Member
 from sluice.plan.snapshot import Event, ServiceSnapshot
 from sluice.plan.timeline import first_serving
@@ -342,15 +343,19 @@ def _open_gates(view: ServiceView, draft: _Draft) -> Iterator[SetGate]:
 
 def _plan_routing(view: ServiceView, draft: _Draft) -> tuple[PutWorkers, ...]:
     staying = [instance for instance in view.instances if instance.name not in draft.leaving]
-    models = {
-        revision.id: revision.declaration.served_model
-        for pool in view.pools
-        for revision in (*pool.stored, *((pool.target,) if pool.target else ()))
-    }
-    workers = wanted_workers(staying, view.routers, models)
+    served = {r.id: Served(r.declaration.served_model, engine_port(r.declaration)) for r in _revisions(view)}
+    workers = wanted_workers(staying, view.routers, served)
     listed = {worker.id for worker in workers}
     is_ignorant = any(i.verdict is Verdict.HOLD and i.pod.gate and i.name not in listed for i in staying)
     return put_lists(view.routers, workers, is_ignorant=is_ignorant)
+
+
+def _revisions(view: ServiceView) -> Iterator[Revision]:
+    """All that an instance may be of."""
+    for pool in view.pools:
+        yield from pool.stored
+        if pool.target:
+            yield pool.target
 
 
 def _plan_children(view: ServiceView) -> tuple[tuple[Apply, ...], tuple[children.Conflict, ...]]:
@@ -359,10 +364,11 @@ def _plan_children(view: ServiceView) -> tuple[tuple[Apply, ...], tuple[children
         return (), ()
     snapshot = view.snapshot
     live = children.own(snapshot, "Deployment", router.router_name(snapshot))
+    ports = sorted({engine_port(revision.declaration) for revision in _revisions(view)} or {ENGINE_PORT})
     wanted = [
         *([router.build_keys(snapshot)] if snapshot.signing_keys else []),
-        policies.build_engine_policy(snapshot),
-        policies.build_router_policy(snapshot),
+        policies.build_engine_policy(snapshot, ports),
+        policies.build_router_policy(snapshot, ports),
         services.build_service(snapshot),
         services.build_sibling_service(snapshot),
         router.build_budget(snapshot),

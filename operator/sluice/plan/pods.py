@@ -10,8 +10,8 @@ from typing import Any, Final
 from sluice.api import names
 from sluice.api.agent import AgentConfig
 from sluice.plan.engines import ADAPTERS
-from sluice.plan.engines.adapter import ENGINE_PORT, Launch
-from sluice.plan.engines.vllm import HOME, WEIGHTS_PATH
+from sluice.plan.engines.adapter import HOME, Launch, engine_port
+from sluice.plan.engines.weights import WEIGHTS_PATH
 from sluice.plan.metadata import child_metadata, stamped
 from sluice.plan.quarantine import ANYWHERE, Placement, place
 from sluice.plan.revisions import Revision
@@ -85,15 +85,16 @@ def drain_token(snapshot: ServiceSnapshot, instance: str) -> str:
 
 def agent_config(snapshot: ServiceSnapshot, revision: Revision, name: str) -> AgentConfig:
     declaration = revision.declaration
-    publishes = ADAPTERS[declaration.engine.type].publishes()
+    publishes = ADAPTERS[declaration.engine.type].publishes(declaration)
     health = declaration.health
     return AgentConfig(
         instance=name,
         engine=declaration.engine.type,
-        engine_port=ENGINE_PORT,
+        engine_port=engine_port(declaration),
         served_model=declaration.served_model,
         metrics_path=publishes.metrics_path,
         load_path=publishes.load_path,
+        load_fields=list(publishes.load_fields) or None,
         version_path=publishes.version_path,
         signals={signal: list(sources) for signal, sources in publishes.signals.items()},
         self_test_period_s=health.self_test_period_seconds,
@@ -139,7 +140,7 @@ def _engine(snapshot: ServiceSnapshot, revision: Revision, name: str, launch: La
         "command": list(launch.command),
         "args": list(launch.args),
         "env": [dict(entry) for entry in launch.env],
-        "ports": [{"name": "http", "containerPort": ENGINE_PORT, "protocol": "TCP"}],
+        "ports": [{"name": "http", "containerPort": engine_port(revision.declaration), "protocol": "TCP"}],
         "startupProbe": http_probe("/startup", names.PORT_AGENT, period=_STARTUP_PERIOD_S, timeout=2, failures=startup),
         "readinessProbe": http_probe("/ready", names.PORT_AGENT, period=2, timeout=2, failures=1),
         # Fails only from 10 s after Hung; a restart must not wait in preStop for an engine that answers nothing.

@@ -5,10 +5,10 @@ routers, operator and Prometheus; a router's sidecar takes lists from the operat
 from a mounted claim, so their way out is DNS.
 """
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 from sluice.api import names
-from sluice.plan.engines.adapter import ENGINE_PORT
 from sluice.plan.metadata import child_metadata, engine_selector, router_selector
 from sluice.plan.snapshot import ServiceSnapshot
 
@@ -27,21 +27,22 @@ def router_policy_name(snapshot: ServiceSnapshot) -> str:
     return names.child_name(snapshot.name, snapshot.uid, "router")
 
 
-def build_engine_policy(snapshot: ServiceSnapshot) -> dict[str, Any]:
+def build_engine_policy(snapshot: ServiceSnapshot, engine_ports: Sequence[int]) -> dict[str, Any]:
+    """`engine_ports`: of all revisions that instances may be of."""
     router = {"podSelector": {"matchLabels": router_selector(snapshot)}}
     return _policy(
         snapshot,
         engine_policy_name(snapshot),
         engine_selector(snapshot),
         ingress=[
-            {"from": [router, _PROMETHEUS], "ports": _tcp(ENGINE_PORT)},
+            {"from": [router, _PROMETHEUS], "ports": _tcp(*engine_ports)},
             {"from": [router, _operator(snapshot), _PROMETHEUS], "ports": _tcp(names.PORT_AGENT)},
         ],
         egress=[_DNS],
     )
 
 
-def build_router_policy(snapshot: ServiceSnapshot) -> dict[str, Any]:
+def build_router_policy(snapshot: ServiceSnapshot, engine_ports: Sequence[int]) -> dict[str, Any]:
     router = {"podSelector": {"matchLabels": router_selector(snapshot)}}
     engine = {"podSelector": {"matchLabels": engine_selector(snapshot)}}
     return _policy(
@@ -54,7 +55,7 @@ def build_router_policy(snapshot: ServiceSnapshot) -> dict[str, Any]:
             {"from": [_PROMETHEUS], "ports": _tcp(names.PORT_ROUTER_METRICS, names.PORT_SIDECAR)},
         ],
         egress=[
-            {"to": [engine], "ports": _tcp(ENGINE_PORT, names.PORT_AGENT)},
+            {"to": [engine], "ports": _tcp(*engine_ports, names.PORT_AGENT)},
             {"to": [router], "ports": _tcp(names.PORT_SIDECAR)},
             _DNS,
         ],

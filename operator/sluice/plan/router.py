@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from sluice.api import names
 from sluice.api.router import SidecarConfig
-from sluice.api.v1alpha1 import InferenceServiceSpec
+from sluice.api.v1alpha1 import EngineType, InferenceServiceSpec
 from sluice.plan.metadata import child_labels, child_metadata, router_selector, spec_digest, stamped
 from sluice.plan.pods import OWN_USER, RESTRICTED, http_probe
 from sluice.plan.services import sibling_host
@@ -87,7 +87,8 @@ def build_deployment(
 
 def _declared(spec: InferenceServiceSpec) -> dict[str, Any]:
     """What decides a router pod; the number of replicas does not."""
-    return {"policy": str(spec.routing.policy), "drainSeconds": spec.drain.timeout_seconds}
+    declared = {"policy": str(spec.routing.policy), "drainSeconds": spec.drain.timeout_seconds}
+    return declared | ({"backend": "sglang"} if spec.engine.type is EngineType.SGLANG else {})
 
 
 def _digest(spec: InferenceServiceSpec, template: Mapping[str, Any]) -> str:
@@ -183,7 +184,7 @@ def _smg(snapshot: ServiceSnapshot, spec: InferenceServiceSpec) -> dict[str, Any
         "name": names.CONTAINER_ROUTER,
         "image": snapshot.config.images.router,
         "imagePullPolicy": snapshot.config.images.pull_policy,
-        "args": ["--policy", str(spec.routing.policy), "--drain-seconds", str(spec.drain.timeout_seconds)],
+        "args": _smg_args(spec),
         "ports": [
             {"name": "http", "containerPort": names.PORT_ROUTER, "protocol": "TCP"},
             {"name": "health", "containerPort": names.PORT_ROUTER_HEALTH, "protocol": "TCP"},
@@ -197,3 +198,8 @@ def _smg(snapshot: ServiceSnapshot, spec: InferenceServiceSpec) -> dict[str, Any
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": [{"name": "run", "mountPath": "/run/r"}, {"name": "tmp", "mountPath": "/tmp"}],
     }
+
+
+def _smg_args(spec: InferenceServiceSpec) -> list[str]:
+    args = ["--policy", str(spec.routing.policy), "--drain-seconds", str(spec.drain.timeout_seconds)]
+    return [*args, "--backend", "sglang"] if spec.engine.type is EngineType.SGLANG else args

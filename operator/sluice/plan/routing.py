@@ -12,12 +12,12 @@ Invariants:
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from urllib.parse import urlsplit
 
 from sluice.api import names
 from sluice.api.conditions import Reason
 from sluice.api.router import MAX_WORKERS, RoutedWorker, RouterState, Worker, WorkerList, WorkerStatus
 from sluice.plan.actions import ObjectRef, PutWorkers
-from sluice.plan.engines.adapter import ENGINE_PORT
 from sluice.plan.health import SERVES, SILENT_S, Instance, InstancePhase, Verdict
 from sluice.plan.snapshot import PodFacts, ServiceSnapshot
 
@@ -110,17 +110,28 @@ def _has_let_go(router: RouterView, instance: Instance) -> bool:
         return False
     if state.wanted is not None and any(worker.id == instance.name for worker in state.wanted.workers):
         return False
-    urls = {f"http://{_host(instance.pod.ip)}:{ENGINE_PORT}"} if instance.pod.ip else set()
-    return not any((w.id == instance.name or w.url in urls) and w.status in _MAY_GET_REQUESTS for w in state.workers)
+    ip = instance.pod.ip
+    return not any(
+        (w.id == instance.name or (ip and urlsplit(w.url).hostname == ip)) and w.status in _MAY_GET_REQUESTS
+        for w in state.workers
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What a revision's instances serve, and on which port; a rollout may change both."""
+
+    model: str
+    port: int
 
 
 def wanted_workers(
-    instances: Iterable[Instance], routers: Sequence[RouterView], models: Mapping[str, str]
+    instances: Iterable[Instance], routers: Sequence[RouterView], served: Mapping[str, Served]
 ) -> tuple[Worker, ...]:
     """Who should be listed, by name; a silent one as some router last had it.
 
-    `models`: revision to served model name (a rollout may change it). Of a revision that is not stored any more the
-    name is taken from what a router holds; without that the instance can't be listed.
+    `served`: by revision. Of one that is not stored any more it is taken from what a router holds; without that the
+    instance can't be listed.
     """
     known: dict[str, Worker] = {}
     for router in sorted(routers, key=lambda r: r.is_fresh):
@@ -129,26 +140,31 @@ def wanted_workers(
     listed = {}
     for instance in instances:
         before = known.get(instance.name)
-        model = models.get(instance.pod.revision) or (before.model if before else "")
-        if instance.verdict is Verdict.ROUTE and model:
-            listed[instance.name] = _worker(instance, model)
+        serves = served.get(instance.pod.revision) or _as_held(before)
+        if instance.verdict is Verdict.ROUTE and serves:
+            listed[instance.name] = _worker(instance, serves)
         elif instance.verdict is Verdict.HOLD and before is not None:
             listed[instance.name] = before
     return tuple(listed[name] for name in sorted(listed))
 
 
-def _worker(instance: Instance, model: str) -> Worker:
+def _as_held(worker: Worker | None) -> Served | None:
+    port = urlsplit(worker.url).port if worker else None
+    return Served(worker.model, port) if worker and port else None
+
+
+def _worker(instance: Instance, serves: Served) -> Worker:
     host = _host(instance.pod.ip)
     engine_id = instance.state.engine_id if instance.state else None
     if not engine_id:
         raise AssertionError(f"{instance.name}: routed without the identity of its engine run")
     return Worker(
         id=instance.name,
-        url=f"http://{host}:{ENGINE_PORT}",
+        url=f"http://{host}:{serves.port}",
         role=instance.pod.role,
         agent_url=f"http://{host}:{names.PORT_AGENT}",
         engine_id=engine_id,
-        model=model,
+        model=serves.model,
     )
 
 

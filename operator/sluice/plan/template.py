@@ -75,7 +75,7 @@ def engine_resources(declaration: PoolDeclaration, requests: Mapping[str, str]) 
     # A default request above a limit of the user's would be refused by the API server.
     wanted = {**{key: value for key, value in requests.items() if key not in limits}, **wanted}
     if declaration.accelerator:
-        count = str(declaration.parallelism.tensor)
+        count = str(declaration.parallelism.accelerators)
         limits[declaration.accelerator.resource_name] = count
         wanted[declaration.accelerator.resource_name] = count
     return {key: value for key, value in (("requests", wanted), ("limits", limits)) if value}

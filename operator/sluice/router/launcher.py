@@ -35,6 +35,7 @@ LOG_EVERY_S = 10.0
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="launcher.py", description="Start smg in a router's pod.")
     parser.add_argument("--policy", required=True, choices=sorted(POLICIES))
+    parser.add_argument("--backend", default="vllm", choices=("vllm", "sglang"), help="whose endpoints are read")
     parser.add_argument("--drain-seconds", required=True, type=int, help="streams may finish this long after SIGTERM")
     parser.add_argument("--request-timeout-seconds", type=int, default=1800)
     parser.add_argument("--max-concurrent-requests", type=int, default=4096, help="beyond it requests queue")
@@ -54,7 +55,7 @@ def build_command(options: argparse.Namespace, key: str) -> list[str]:
     pairs: dict[str, object] = {
         "--host": options.host,
         "--port": options.port,
-        "--backend": "vllm",
+        "--backend": options.backend,
         "--policy": POLICIES[options.policy],
         "--discovery-provider": "file",
         "--discovery-file": options.run_dir / MANIFEST_FILE,

@@ -44,6 +44,36 @@ def test_ranks_are_summed_and_kv_is_averaged_and_nan_is_unknown() -> None:
     }
 
 
+def test_a_core_that_publishes_no_number_makes_the_signal_unknown_instead_of_too_small() -> None:
+    page = PAGE.replace('vllm:num_requests_running{engine="1",model_name="m"} 4.0', "{}")
+    for unreadable in ("NaN", "+Inf", "many"):
+        line = f'vllm:num_requests_running{{engine="1",model_name="m"}} {unreadable}'
+        assert Signal.RUNNING not in _read(page + line, SOURCES)
+    assert Signal.RUNNING not in _read(page + 'vllm:num_requests_running{engine="1 3', SOURCES)
+
+
+def test_an_unreadable_new_name_does_not_fall_back_to_a_stale_old_one() -> None:
+    page = PAGE.replace("0.4", "NaN") + 'vllm:gpu_cache_usage_perc{engine="0"} 0.9\n'
+    assert Signal.KV_UTILIZATION not in _read(page, SOURCES)
+
+
+@pytest.mark.parametrize(("reduce", "expected"), [("sum", 5.0), ("mean", 2.5)])
+def test_ranks_of_one_core_count_once(reduce: str, expected: float) -> None:
+    page = """\
+queue{dp_rank="0",tp_rank="0"} 3
+queue{dp_rank="0",tp_rank="1"} 2
+queue{dp_rank="1",tp_rank="2"} 2
+queue{dp_rank="1",tp_rank="3"} 2
+"""
+    source = MetricSource(name="queue", per="dp_rank", reduce=reduce)
+    assert _read(page, {Signal.WAITING: [source]}) == {Signal.WAITING: expected}
+
+
+def test_ranks_without_the_label_are_one_core() -> None:
+    source = MetricSource(name="queue", per="dp_rank")
+    assert _read('queue{pp_rank="0"} 3\nqueue{pp_rank="1"} 1\n', {Signal.WAITING: [source]}) == {Signal.WAITING: 3.0}
+
+
 def test_first_present_name_wins() -> None:
     old = PAGE.replace("kv_cache_usage_perc", "gpu_cache_usage_perc")
     assert _read(old, SOURCES)[Signal.KV_UTILIZATION] == pytest.approx(0.3)

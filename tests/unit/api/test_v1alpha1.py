@@ -30,6 +30,19 @@ FULL: dict[str, Any] = {
         "image": "vllm/vllm-openai:v0.32.0",
         "args": ["--max-model-len=32768"],
         "env": [{"name": "VLLM_LOGGING_LEVEL", "value": "INFO"}],
+        "custom": {
+            "command": ["serve", "$(SLUICE_MODEL_PATH)"],
+            "port": 9000,
+            "metricsPath": "/prometheus",
+            "metrics": {
+                "running": "busy",
+                "waiting": "queue",
+                "kvUtilization": "kv",
+                "generationTokens": "generated_total",
+                "promptTokens": "prompted_total",
+                "iterations": "steps_total",
+            },
+        },
     },
     "accelerator": {"profileRef": {"name": "h100-80g"}},
     "pools": [
@@ -37,7 +50,7 @@ FULL: dict[str, Any] = {
             "name": "main",
             "role": "Unified",
             "replicas": 2,
-            "parallelism": {"tensor": 2},
+            "parallelism": {"tensor": 2, "pipeline": 2, "data": 3, "expert": True},
             "accelerator": {"resourceName": "nvidia.com/gpu"},
             "engine": {"args": ["--max-num-seqs=64"], "env": [{"name": "A", "value": "1"}]},
             "podTemplate": {
@@ -75,9 +88,10 @@ FULL: dict[str, Any] = {
     },
     "suspend": True,
 }
-REQUIRED = {("model",), ("model", "uri"), ("accelerator", "profileRef", "name"), ("engine", "env", 0, "name")} | {
-    ("pools", 0, *rest) for rest in (("engine", "env", 0, "name"), ("podTemplate", "spec", "tolerations", 0, "key"))
-}
+REQUIRED = {
+    *(("model",), ("model", "uri"), ("accelerator", "profileRef", "name"), ("engine", "env", 0, "name")),
+    ("engine", "custom", "command"),
+} | {("pools", 0, *rest) for rest in (("engine", "env", 0, "name"), ("podTemplate", "spec", "tolerations", 0, "key"))}
 
 
 def _paths(value: Any, at: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
@@ -118,7 +132,11 @@ def test_s006_optional_field_may_be_absent_and_is_not_ignored_when_present(path:
 
 @pytest.mark.parametrize(
     "path",
-    [path for path in OPTIONAL if isinstance(_holder(FULL, path)[path[-1]], dict) and path[-1] != "profileRef"],
+    [
+        path
+        for path in OPTIONAL
+        if isinstance(_holder(FULL, path)[path[-1]], dict) and path[-1] not in ("profileRef", "custom")
+    ],
     ids=lambda path: ".".join(map(str, path)),
 )
 def test_s006_optional_object_may_be_empty(path: tuple[str | int, ...]) -> None:
@@ -197,6 +215,19 @@ def test_example_is_strictly_valid_and_says_only_what_it_means(path: Path) -> No
         parsed = models[document["kind"]].model_validate(document["spec"])
         assert parsed.model_dump(mode="json", by_alias=True, exclude_unset=True) == document["spec"]
         assert "namespace" not in document["metadata"]
+
+
+def test_an_instance_takes_one_accelerator_per_rank() -> None:
+    parallelism = parse_lenient(FULL).pools[0].parallelism
+    assert parallelism.accelerators == 12
+    assert parse_lenient(MINIMAL).pools[0].parallelism.accelerators == 1
+
+
+@pytest.mark.parametrize("flag", owned.SHORT_FLAGS)
+def test_every_short_form_of_an_owned_flag_is_recognised(flag: str) -> None:
+    assert owned.is_owned_flag(f"-{flag}")
+    assert owned.is_owned_flag(f"-{flag}=1")
+    assert not owned.is_owned_flag(f"-{flag}x=1")
 
 
 @pytest.mark.parametrize("flag", owned.FLAGS)

@@ -119,6 +119,7 @@ def test_s006_each_optional_object_may_be_empty(path: tuple[Any, ...]) -> None:
         (("suspend",), True),
         (("drain", "timeoutSeconds"), ...),
         (("pools", 0, "parallelism"), ...),
+        (("pools", 0, "parallelism"), {"tensor": 1, "pipeline": 1, "data": 1, "expert": False}),
     ],
 )
 def test_what_changes_no_pod_makes_no_revision(path: tuple[Any, ...], value: Any) -> None:
@@ -135,6 +136,9 @@ def test_what_changes_no_pod_makes_no_revision(path: tuple[Any, ...], value: Any
         (("engine", "env"), []),
         (("pools", 0, "engine", "args"), []),
         (("pools", 0, "parallelism", "tensor"), 2),
+        (("pools", 0, "parallelism"), {"pipeline": 2}),
+        (("pools", 0, "parallelism"), {"data": 2, "expert": True}),
+        (("engine", "type"), "SGLang"),
         (("pools", 0, "podTemplate"), {}),
         (("pools", 0, "accelerator"), {"resourceName": "example.com/tpu"}),
         (("health", "hangTimeoutSeconds"), 90),
@@ -213,3 +217,63 @@ def test_a_second_default_profile_rolls_nothing_and_is_named() -> None:
     accepted = cluster.condition("Accepted")
     assert accepted["status"] == "False"
     assert "a-second, h100" in accepted["message"]
+
+
+def _sized(gpus: int | None, **layout: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    hardware = {} if gpus is None else {"hardware": {"memory": "80Gi", "gpusPerNode": gpus}}
+    profiles = {"h100": {"spec": {"resourceName": "nvidia.com/gpu", **hardware}}}
+    spec = {
+        "model": {"uri": "pvc://c/m"},
+        "accelerator": {"profileRef": {"name": "h100"}},
+        "pools": [{"name": "small"}, {"name": "large", "parallelism": layout}],
+    }
+    return spec, profiles
+
+
+@pytest.mark.parametrize("layout", [{"tensor": 8}, {"tensor": 4, "pipeline": 2}, {"data": 8, "expert": True}])
+def test_an_instance_may_fill_a_node(layout: dict[str, Any]) -> None:
+    spec, profiles = _sized(8, **layout)
+    assert desired(spec, profiles=profiles).refusals == ()
+
+
+@pytest.mark.parametrize(
+    ("layout", "product"),
+    [
+        ({"tensor": 16}, "tensor 16 x pipeline 1 x data 1 = 16"),
+        ({"tensor": 8, "pipeline": 2}, "tensor 8 x pipeline 2 x data 1 = 16"),
+        ({"tensor": 3, "data": 3, "expert": True}, "tensor 3 x pipeline 1 x data 3 = 9"),
+    ],
+)
+def test_a_layout_larger_than_a_node_is_refused_with_the_numbers_and_stops_its_pool_only(
+    layout: dict[str, Any], product: str
+) -> None:
+    spec, profiles = _sized(8, **layout)
+    answer = desired(spec, profiles=profiles)
+    [refused] = answer.refusals
+    assert refused.message.startswith(f"spec.pools[1].parallelism: {product} accelerators in one pod")
+    assert "has 8 (hardware.gpusPerNode)" in refused.message
+    assert [pool.declaration is None for pool in answer.pools] == [False, True]
+
+
+def test_a_profile_without_figures_says_nothing_about_nodes() -> None:
+    spec, profiles = _sized(None, tensor=64)
+    assert desired(spec, profiles=profiles).refusals == ()
+
+
+def test_figures_of_the_hardware_change_no_revision() -> None:
+    (spec, without), (_, with_figures) = _sized(None), _sized(8)
+    assert revision(spec, profiles=without) == revision(spec, profiles=with_figures)
+
+
+def test_a_layout_that_became_too_large_keeps_what_runs() -> None:
+    fields = {"pools": pools(2, parallelism={"tensor": 8}), "model": {"uri": "pvc://m/x"}, "engine": {"type": "vLLM"}}
+    cluster = Cluster(a_service(fields | {"accelerator": {"profileRef": {"name": "h100"}}}))
+    cluster.profiles["h100"] = {"metadata": {"name": "h100"}, "spec": {"resourceName": "nvidia.com/gpu"}}
+    cluster.run()
+    before = set(cluster.engine_pods())
+    cluster.profiles["h100"]["spec"]["hardware"] = {"memory": "80Gi", "gpusPerNode": 4}
+    cluster.run()
+    assert set(cluster.engine_pods()) == before == cluster.listed()
+    accepted = cluster.condition("Accepted")
+    assert accepted["status"] == "False"
+    assert "= 8 accelerators in one pod, and a node of the profile has 4" in accepted["message"]

@@ -285,7 +285,7 @@ def test_a_healthy_engine_outlasts_an_agent_that_is_away_for_the_kubelets_restar
 
 def test_prometheus_reaches_the_metrics_of_engine_and_agent() -> None:
     snapshot = snapshot_of({})
-    ingress = build_engine_policy(snapshot)["spec"]["ingress"]
+    ingress = build_engine_policy(snapshot, [8000, 9100])["spec"]["ingress"]
     prometheus = {"matchLabels": {names.LABEL_NAME: "prometheus"}}
     open_to_it = [
         port["port"]
@@ -293,4 +293,4 @@ def test_prometheus_reaches_the_metrics_of_engine_and_agent() -> None:
         if any(peer.get("podSelector") == prometheus for peer in rule["from"])
         for port in rule["ports"]
     ]
-    assert open_to_it == [8000, names.PORT_AGENT]
+    assert open_to_it == [8000, 9100, names.PORT_AGENT], "of all revisions that instances may be of"

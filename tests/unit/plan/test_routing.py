@@ -6,10 +6,10 @@ from sluice.api.agent import EnginePhase
 from sluice.api.router import RoutedWorker, RouterState, Worker, WorkerList, WorkerStatus
 from sluice.plan.facts import pod_facts
 from sluice.plan.health import Instance, InstancePhase
-from sluice.plan.routing import RouterView, confirmed, put_lists, wanted_workers, worker_list
+from sluice.plan.routing import RouterView, Served, confirmed, is_unrouted, put_lists, wanted_workers, worker_list
 from tests.unit.plan.test_health import a_pod, judge, says
 
-MODELS = {"": "llama"}
+SERVED = {"": Served("llama", 8000)}
 READY = says(EnginePhase.READY)
 
 
@@ -85,11 +85,11 @@ def test_a_silent_instance_stays_listed_as_some_router_has_it() -> None:
     worker = Worker(id="i", url="http://10.0.0.1:8000", agent_url="http://10.0.0.1:9900", engine_id="run-7", model="m")
     held = worker_list([worker])
     silent = judge(a_pod(gate=True), says(EnginePhase.READY, age_s=60))
-    assert wanted_workers([silent], [a_router(held=held)], MODELS) == (worker,)
+    assert wanted_workers([silent], [a_router(held=held)], SERVED) == (worker,)
     # A fresh router learns it from its sibling's list.
     [put] = put_lists(
         [a_router(name="new"), a_router(name="old", held=held)],
-        wanted_workers([silent], [a_router(held=held)], MODELS),
+        wanted_workers([silent], [a_router(held=held)], SERVED),
         is_ignorant=False,
     )
     assert (put.router.name, put.workers.workers) == ("new", [worker])
@@ -107,13 +107,13 @@ def test_a_router_that_was_never_heard_gets_no_list() -> None:
 
 
 def test_an_equal_list_is_not_sent_again() -> None:
-    workers = wanted_workers([judge(a_pod(), READY)], [], MODELS)
+    workers = wanted_workers([judge(a_pod(), READY)], [], SERVED)
     [put] = put_lists([a_router()], workers, is_ignorant=False)
     assert put_lists([a_router(held=put.workers)], workers, is_ignorant=False) == ()
 
 
 def test_a_reused_address_waits_until_the_router_lost_its_old_owner() -> None:
-    workers = wanted_workers([judge(a_pod(), READY)], [], MODELS)
+    workers = wanted_workers([judge(a_pod(), READY)], [], SERVED)
     ghost = entry(WorkerStatus.DRAINING, id="former", engine_id=None)
     [put] = put_lists([a_router(ghost)], workers, is_ignorant=False)
     assert put.workers.workers == []
@@ -124,5 +124,16 @@ def test_a_reused_address_waits_until_the_router_lost_its_old_owner() -> None:
 def test_addresses_of_version_6_are_written_in_brackets() -> None:
     pod = a_pod()
     pod["status"]["podIP"] = "fd00::7"
-    [worker] = wanted_workers([judge(pod, READY)], [], MODELS)
+    [worker] = wanted_workers([judge(pod, READY)], [], SERVED)
     assert (worker.url, worker.agent_url) == ("http://[fd00::7]:8000", "http://[fd00::7]:9900")
+
+
+def test_a_worker_is_listed_at_the_port_of_its_revision_and_let_go_at_any() -> None:
+    """A rollout from one engine to another may change the port; the old instance keeps the one it listens on."""
+    verified = judge(a_pod(), READY)
+    [worker] = wanted_workers([verified], [], {"": Served("llama", 9100)})
+    assert worker.url == "http://10.0.0.1:9100"
+    held = a_router(held=worker_list([worker]))
+    assert wanted_workers([verified], [held], {}) == (worker,), "its revision is not stored any more"
+    ghost = entry(id="", url="http://10.0.0.1:9100", engine_id=None)
+    assert not is_unrouted(verified, [a_router(ghost)])

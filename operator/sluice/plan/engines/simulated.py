@@ -9,7 +9,7 @@ from typing import Final
 
 from sluice.api.config import OperatorConfig
 from sluice.plan.declared import PoolDeclaration, Refused
-from sluice.plan.engines.adapter import Launch, Publishes, check_args, check_env, merged_env, user_args
+from sluice.plan.engines.adapter import Launch, Publishes, check_user_options, merged_env, user_args
 from sluice.plan.engines.vllm import PUBLISHES, serving_args
 
 USER: Final = 65532
@@ -25,10 +25,7 @@ class SimulatedAdapter:
         return config.engine_defaults.simulated_args
 
     def check(self, declaration: PoolDeclaration) -> Iterator[Refused]:
-        yield from check_args(declaration.engine.args, "spec.engine.args")
-        yield from check_args(declaration.pool_engine.args, "spec.pools[].engine.args")
-        yield from check_env(declaration.engine.env, "spec.engine.env")
-        yield from check_env(declaration.pool_engine.env, "spec.pools[].engine.env")
+        yield from check_user_options(declaration)
 
     def launch(self, declaration: PoolDeclaration, default_args: Sequence[str]) -> Launch:
         return Launch(
@@ -47,5 +44,6 @@ class SimulatedAdapter:
             requests={"cpu": "50m", "memory": "96Mi"},
         )
 
-    def publishes(self) -> Publishes:
+    def publishes(self, declaration: PoolDeclaration) -> Publishes:
+        del declaration
         return PUBLISHES

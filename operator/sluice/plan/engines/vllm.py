@@ -1,36 +1,35 @@
-"""vLLM: `vllm serve` on weights from a PersistentVolumeClaim, tensor-parallel inside one pod.
+"""vLLM: `vllm serve` on weights from a PersistentVolumeClaim; all ranks of an instance in one pod.
 
 Flags and metric names are those of vLLM 0.32 (older metric names as aliases); a version bump starts here.
 """
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from sluice.api.agent import MetricKind, MetricSource, Signal
 from sluice.api.config import OperatorConfig
+from sluice.api.v1alpha1 import Parallelism
 from sluice.plan.declared import PoolDeclaration, Refused
 from sluice.plan.engines.adapter import (
+    AT_HOME,
+    COMPILE_CACHES,
     ENGINE_PORT,
+    GPU_IMAGE_USER,
+    HOME,
+    OFFLINE,
     POD_IP,
     SHUTDOWN_TIMEOUT_S,
     Launch,
     Publishes,
-    check_args,
-    check_env,
+    check_user_options,
     merged_env,
+    shm_gib,
     user_args,
 )
-
-WEIGHTS_PATH: Final = "/weights"
-USER: Final = 2000
-"""The user that the official images are made for."""
-HOME: Final = "/home/engine"
+from sluice.plan.engines.weights import check_model, claimed
 
 HOST_IP: Final = {"name": "VLLM_HOST_IP", "value": "$(POD_IP)"}
-
-_CLAIM_URI = re.compile(r"^pvc://(?P<claim>[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?)(?P<path>(/[^/]+)*)/?$")
 
 SIGNALS: Final = {
     Signal.RUNNING: (MetricSource(name="vllm:num_requests_running"),),
@@ -55,42 +54,24 @@ class VllmAdapter:
         return config.engine_defaults.vllm_args
 
     def check(self, declaration: PoolDeclaration) -> Iterator[Refused]:
-        if _claim(declaration.model.uri) is None:
-            yield Refused(
-                f"spec.model.uri: {declaration.model.uri!r} can't be served by engine type vLLM, which takes models "
-                "from a PersistentVolumeClaim only: write pvc://<claim>/<path>, without '..'"
-            )
-        yield from check_args(declaration.engine.args, "spec.engine.args")
-        yield from check_args(declaration.pool_engine.args, "spec.pools[].engine.args")
-        yield from check_env(declaration.engine.env, "spec.engine.env")
-        yield from check_env(declaration.pool_engine.env, "spec.pools[].engine.env")
+        yield from check_model(declaration)
+        yield from check_user_options(declaration)
 
     def launch(self, declaration: PoolDeclaration, default_args: Sequence[str]) -> Launch:
-        """The command line; the declaration has passed `check`.
-
-        Raises:
-            ValueError: the model's URI is not a claim (a bug: it was not checked).
-        """
-        claimed = _claim(declaration.model.uri)
-        if claimed is None:
-            raise ValueError(f"not checked before: model URI {declaration.model.uri!r}")
-        claim, path = claimed
-        tensor = declaration.parallelism.tensor
+        claim, path = claimed(declaration)
         return Launch(
             command=("vllm", "serve"),
-            args=(WEIGHTS_PATH + path, *serving_args(declaration), *default_args, *user_args(declaration)),
-            env=merged_env(
-                _defaults(declaration), declaration, (POD_IP, {"name": "VLLM_HOST_IP", "value": "$(POD_IP)"})
-            ),
-            user=USER,
+            args=(path, *serving_args(declaration), *default_args, *user_args(declaration)),
+            env=merged_env(_defaults(declaration), declaration, (POD_IP, HOST_IP)),
+            user=GPU_IMAGE_USER,
             read_only_root=False,
-            # 420 MB of segments per small engine (measured); NCCL and the workers' queues grow with the ranks.
-            shm_gib=min(16, max(2, 2 * tensor)),
+            shm_gib=shm_gib(declaration),
             requests={},
             claim=claim,
         )
 
-    def publishes(self) -> Publishes:
+    def publishes(self, declaration: PoolDeclaration) -> Publishes:
+        del declaration
         return PUBLISHES
 
 
@@ -103,34 +84,35 @@ def serving_args(declaration: PoolDeclaration) -> tuple[str, ...]:
         f"--shutdown-timeout={SHUTDOWN_TIMEOUT_S}",
         "--enable-server-load-tracking",
         "--enable-request-id-headers",
-        f"--tensor-parallel-size={declaration.parallelism.tensor}",
+        *layout_args(declaration.parallelism),
     )
 
 
+def layout_args(layout: Parallelism) -> tuple[str, ...]:
+    """Sizes of 1 are vLLM's defaults and left out, but for tensor.
+
+    One API server for all data-parallel cores, where vLLM would start one for each: `/load` counts the requests of the
+    process that happens to answer, so with several of them a drain would see 0 while requests run.
+    """
+    args = [f"--tensor-parallel-size={layout.tensor}"]
+    if layout.pipeline > 1:
+        args.append(f"--pipeline-parallel-size={layout.pipeline}")
+    if layout.data > 1:
+        args += [f"--data-parallel-size={layout.data}", "--api-server-count=1"]
+    if layout.expert:
+        args.append("--enable-expert-parallel")
+    return tuple(args)
+
+
 def _defaults(declaration: PoolDeclaration) -> dict[str, str]:
-    """Variables that a user may change. All that is written goes to an emptyDir; the name of the user is given,
-    because an image without it in /etc/passwd fails at `getpwuid` (kserve/kserve#5666)."""
+    """Variables that a user may change."""
     return {
-        "HF_HUB_OFFLINE": "1",
-        "TRANSFORMERS_OFFLINE": "1",
+        **OFFLINE,
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
         # vLLM's own limit must not end a load that the service allows (an earlier kill orphans its workers).
         "VLLM_ENGINE_READY_TIMEOUT_S": str(declaration.health.startup_timeout_seconds),
-        "HOME": HOME,
-        "USER": "engine",
-        "LOGNAME": "engine",
-        "XDG_CACHE_HOME": f"{HOME}/.cache",
-        "HF_HOME": f"{HOME}/.cache/huggingface",
+        **AT_HOME,
         "VLLM_CACHE_ROOT": f"{HOME}/.cache/vllm",
-        "TORCHINDUCTOR_CACHE_DIR": f"{HOME}/.cache/torchinductor",
-        "TRITON_CACHE_DIR": f"{HOME}/.cache/triton",
+        **COMPILE_CACHES,
     }
-
-
-def _claim(uri: str) -> tuple[str, str] | None:
-    """(claim, path inside it, "" or with a leading slash) of a pvc:// URI; None if it is none or leaves the claim."""
-    match = _CLAIM_URI.match(uri)
-    if match is None or any(part in (".", "..") for part in match["path"].split("/")):
-        return None
-    return match["claim"], match["path"]

@@ -1,0 +1,41 @@
+"""Where an engine finds its weights: a directory of a PersistentVolumeClaim, mounted read-only."""
+
+import re
+from collections.abc import Iterator
+from typing import Final
+
+from sluice.plan.declared import PoolDeclaration, Refused
+
+WEIGHTS_PATH: Final = "/weights"
+"""Where the claim is mounted in the engine's container."""
+
+_CLAIM_URI: Final = re.compile(r"^pvc://(?P<claim>[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?)(?P<path>(/[^/]+)*)/?$")
+
+
+def check_model(declaration: PoolDeclaration) -> Iterator[Refused]:
+    if _parse(declaration.model.uri) is None:
+        yield Refused(
+            f"spec.model.uri: {declaration.model.uri!r} can't be served by engine type {declaration.engine.type}, "
+            "which takes models from a PersistentVolumeClaim only: write pvc://<claim>/<path>, without '..'"
+        )
+
+
+def claimed(declaration: PoolDeclaration) -> tuple[str, str]:
+    """(claim, path of the model inside the container); the declaration has passed `check_model`.
+
+    Raises:
+        ValueError: the model's URI is not a claim (a bug: it was not checked).
+    """
+    found = _parse(declaration.model.uri)
+    if found is None:
+        raise ValueError(f"not checked before: model URI {declaration.model.uri!r}")
+    claim, path = found
+    return claim, WEIGHTS_PATH + path
+
+
+def _parse(uri: str) -> tuple[str, str] | None:
+    """(claim, path inside it, "" or with a leading slash) of a pvc:// URI; None if it is none or leaves the claim."""
+    match = _CLAIM_URI.match(uri)
+    if match is None or any(part in (".", "..") for part in match["path"].split("/")):
+        return None
+    return match["claim"], match["path"]
