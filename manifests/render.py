@@ -1,5 +1,7 @@
 """The chart as plain manifests: `python -m manifests.render [--check] [--helm PROGRAM]` from the repository's root.
 
+The chart's accelerator profiles are made here from those of the planner, so that there is one catalogue.
+
 `manifests/base` is for people who use kustomize instead of Helm. It is the chart's own output in a normal form (sorted,
 without comments and without what only Helm knows), so the two can't drift apart.
 """
@@ -18,6 +20,8 @@ Object = dict[str, Any]
 
 ROOT = Path(__file__).resolve().parents[1]
 TARGET = ROOT / "manifests" / "base" / "operator.yaml"
+PROFILES = ROOT / "operator" / "sluice" / "sizing" / "profiles"
+CATALOGUE = ROOT / "charts" / "sluice" / "templates" / "acceleratorprofiles.yaml"
 NAMESPACE = "sluice-system"
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times faster where PyYAML has libyaml
 HELM_LABELS = ("helm.sh/chart", "app.kubernetes.io/managed-by", "app.kubernetes.io/instance")
@@ -71,19 +75,38 @@ def base(helm: str) -> str:
     return HEADER + yaml.dump_all(documents, Dumper=_Dumper, sort_keys=True, width=118, explicit_start=True)
 
 
+def catalogue() -> str:
+    """Content of the chart's template with the accelerator profiles."""
+    lines = [
+        "{{- /* Made by `python -m manifests.render` from operator/sluice/sizing/profiles, do not edit. */}}",
+        "{{- if .Values.acceleratorProfiles.catalogue }}",
+    ]
+    for path in sorted(PROFILES.glob("*.yaml")):
+        text = path.read_text().rstrip("\n")
+        name = f"  name: {path.stem}"
+        labels = '  labels:\n    {{- include "sluice.labels" . | nindent 4 }}'
+        lines += ["---", text.replace(f"metadata:\n{name}\n", f"metadata:\n{name}\n{labels}\n")]
+    return "\n".join([*lines, "{{- end }}"]) + "\n"
+
+
+def _settle(path: Path, made: str, *, check: bool) -> bool:
+    """Write the file, or say that it differs; True: it is right now."""
+    if check and not (path.exists() and path.read_text() == made):
+        print(f"{path}: not what its sources say; run `make generate`", file=sys.stderr)
+        return False
+    if not check:
+        path.write_text(made)
+    return True
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m manifests.render", description=__doc__)
-    parser.add_argument("--check", action="store_true", help="write nothing; fail if the file differs")
+    parser.add_argument("--check", action="store_true", help="write nothing; fail if a file differs")
     parser.add_argument("--helm", help="default: the pinned Helm of the local bed, built at the first use")
     options = parser.parse_args()
-    made = base(options.helm or pinned_helm())
-    if options.check:
-        if TARGET.read_text() == made:
-            return 0
-        print(f"{TARGET}: differs from the chart; run `make generate`", file=sys.stderr)
-        return 1
-    TARGET.write_text(made)
-    return 0
+    # In this order: the second is rendered with the first.
+    is_right = _settle(CATALOGUE, catalogue(), check=options.check)
+    return 0 if _settle(TARGET, base(options.helm or pinned_helm()), check=options.check) and is_right else 1
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from e2e.bed.api_only import ApiOnly
-from e2e.bench import demo, lifecycle, outage, reconcile, steady
+from e2e.bench import demo, lifecycle, outage, reconcile, sizing, steady
 from e2e.bench.figures import ROOT, Recorder
 from e2e.product import install_crds
 
@@ -48,6 +48,7 @@ GROUPS: dict[str, Callable[[], None]] = {
     "outage": outage.run,
     "lifecycle": lifecycle.run,
     "demo": demo.run,
+    "layouts": sizing.run,
 }
 
 

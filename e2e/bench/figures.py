@@ -53,6 +53,10 @@ BARS: dict[str, Bar] = {
     "outage.failed_requests": exactly(0, "requests"),
     "outage.recovered": exactly(1, "bool"),
     "crd.max_bytes": below(100_000, "bytes"),
+    "sizing.values_failed": exactly(0, "values"),
+    "sizing.plan_ms": below(1000, "ms"),
+    "layouts.impossible_refused": Bar("kinds", ">= 30", lambda value: value >= 30),
+    "layouts.impossible_accepted": exactly(0, "kinds"),
     "lifecycle.hang_idle.unrouted_s": at_most(15, "s"),
     "lifecycle.hang_idle.restarts_after_thaw": exactly(0, "restarts"),
     "lifecycle.hang_busy.unrouted_s": at_most(20, "s"),  # hangTimeoutSeconds of the row (15) + 5
@@ -65,6 +69,7 @@ BARS: dict[str, Bar] = {
     "lifecycle.node_lost.replaced_s": at_most(5, "s"),
     "lifecycle.deadline.reported_cut": exactly(1, "requests"),
     "lifecycle.deadline.gone_s": Bar("s", "recorded", lambda _: True),
+    "layouts.flags_refused": exactly(0, "lists"),
 }
 
 

@@ -19,6 +19,7 @@ from pydantic import ValidationError
 from sluice import __version__
 from sluice.api import names
 from sluice.api.agent import AgentState
+from sluice.cli.errors import CliError
 from sluice.runtime import kinds, kube
 from sluice.runtime.errors import Expired, Forbidden, KubeError, NotFound, Throttled, Unauthorized, Unavailable
 from sluice.runtime.kinds import Kind
@@ -34,12 +35,6 @@ MAX_AGENTS: Final = 64
 ENGINES: Final = f"{kinds.OURS},{names.LABEL_COMPONENT}={names.COMPONENT_ENGINE}"
 EVENT: Final = Kind("Event", "", "v1", "events")
 """Events by their core name: what the built-in role `view` lets people read."""
-
-
-class CliError(Exception):
-    """Told to the user as one line; `exit_code` of the process."""
-
-    exit_code = 1
 
 
 class RefusedError(CliError):

@@ -5,28 +5,22 @@ kubectl runs the program `kubectl-sluice` from PATH and hands it the arguments a
 
 import argparse
 import asyncio
-import json
 import os
 import re
 import sys
-import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, TextIO
-
-import yaml
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final
 
 from sluice import __version__
-from sluice.cli import drain
-from sluice.cli.access import Access, CliError, connect, find_place
-from sluice.cli.explain import explain
-from sluice.cli.overview import describe, list_services
-from sluice.cli.report import ServiceReport, report
+from sluice.cli import plan
+from sluice.cli.errors import INTERRUPTED, OK, CliError
 from sluice.cli.text import clean
 
+if TYPE_CHECKING:
+    from sluice.cli.drain import Target
+
 PROG: Final = "kubectl sluice"
-OK, NOT_READY, USAGE, UNREACHABLE, INTERRUPTED = 0, 1, 2, 3, 130
 WATCH_S: Final = 2.0
-CLEAR: Final = "\x1b[H\x1b[2J"
 
 EXIT_CODES: Final = """\
 exit codes:
@@ -42,6 +36,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = build_parser().parse_args(arguments)
     check(options)
     try:
+        if options.command == "plan":
+            return plan.run(options, sys.stdout, os.environ)
+        from sluice.cli.cluster import run  # only now: it loads the API's client
+
         return asyncio.run(run(options, sys.stdout, os.environ))
     except CliError as error:
         print(f"error: {clean(str(error))}", file=sys.stderr)
@@ -52,85 +50,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # `| head` has enough
         sys.stdout = None  # so that the interpreter does not flush into the closed pipe
         return OK
-
-
-async def run(options: argparse.Namespace, out: TextIO, environment: Mapping[str, str]) -> int:
-    """Raises: CliError."""
-    place = find_place(options.kubeconfig, options.context, options.namespace, environment)
-
-    def say(line: str) -> None:
-        print(clean(line), file=out, flush=True)
-
-    async with connect(place) as access:
-        if options.command == "explain":
-            return await _explain(options, access, out)
-        if options.command == "status":
-            return await _status(options, access, out)
-        wish = drain.Wish(
-            target=options.target,
-            namespace=options.namespace,
-            cancel=options.cancel,
-            cordon=options.cordon,
-            wait=options.wait,
-            timeout_s=options.timeout or None,
-        )
-        return await drain.run(wish, access, say, drain.Clock(time.time))
-
-
-async def _status(options: argparse.Namespace, access: Access, out: TextIO) -> int:
-    while True:
-        code, text = await _status_once(options, access)
-        if not options.watch:
-            print(text, file=out)
-            return code
-        print((CLEAR if out.isatty() else "") + text, file=out, flush=True)
-        if not out.isatty():
-            print(file=out)
-        await asyncio.sleep(WATCH_S)
-
-
-async def _status_once(options: argparse.Namespace, access: Access) -> tuple[int, str]:
-    namespace = "" if options.all_namespaces else access.place.namespace
-    if options.service is None:
-        services = await access.services(namespace)
-        reports = [report(service, (), {}, time.time()) for service in services]
-        code = OK if all(r.is_ready for r in reports) else NOT_READY
-        return code, _overview(options, reports, namespace)
-    found, note = await _picture(access, options.service, ask_agents=options.live)
-    code = OK if found.is_ready else NOT_READY
-    if options.output == "table":
-        return code, "\n".join(describe(found, note))
-    return code, _document(found.to_dict(), options.output)
-
-
-def _overview(options: argparse.Namespace, reports: Sequence[ServiceReport], namespace: str) -> str:
-    if options.output != "table":
-        # A list has no instances: they are read for one service at a time.
-        items = [{k: v for k, v in r.to_dict().items() if k != "instances"} for r in reports]
-        return _document({"services": items}, options.output)
-    if not reports:
-        return f"No InferenceService in {f'namespace {namespace}' if namespace else 'any namespace'}."
-    return "\n".join(list_services(reports, with_namespace=options.all_namespaces))
-
-
-async def _explain(options: argparse.Namespace, access: Access, out: TextIO) -> int:
-    found, _ = await _picture(access, options.service, ask_agents=False)
-    print("\n".join(explain(found, await access.events(dict(found.service)))), file=out)
-    return OK if found.is_ready else NOT_READY
-
-
-async def _picture(access: Access, name: str, *, ask_agents: bool) -> tuple[ServiceReport, str]:
-    """(report, why some agents could not be asked)."""
-    service = await access.service(access.place.namespace, name)
-    pods = await access.engine_pods(access.place.namespace, service_uid=service["metadata"]["uid"])
-    agents, note = await access.agents(pods) if ask_agents else ({}, "the agents were not asked (--no-live)")
-    return report(service, pods, agents, time.time()), note
-
-
-def _document(content: Any, output: str) -> str:
-    if output == "json":
-        return json.dumps(content, indent=2, ensure_ascii=False)
-    return str(yaml.safe_dump(content, sort_keys=False, allow_unicode=True)).rstrip()
 
 
 # The parser.
@@ -150,6 +69,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_explain(commands)
     _add_drain(commands, "drain", cancel=False)
     _add_drain(commands, "undrain", cancel=True)
+    _add_plan(commands)
     return parser
 
 
@@ -170,6 +90,7 @@ def _add_status(commands: Any) -> None:
         "-o", "--output", choices=("table", "json", "yaml"), default="table", help="format (default: table)"
     )
     parser.add_argument("-w", "--watch", action="store_true", help=f"show it again every {WATCH_S:g} s until Ctrl-C")
+    parser.set_defaults(watch_s=WATCH_S)
     parser.add_argument(
         "--no-live",
         dest="live",
@@ -229,18 +150,41 @@ def _add_drain(commands: Any, name: str, *, cancel: bool) -> None:
         parser.set_defaults(cancel=True, cordon=False)
 
 
+def _add_plan(commands: Any) -> None:
+    parser = _parser(
+        commands,
+        "plan",
+        "how a model fits an accelerator, and how fast it will be; needs no cluster",
+        "Shows what fills a GPU's memory, which layouts fit and how fast they are, the instances that a load needs, "
+        "and what to be warned of. Reads an object from a file, or takes a model and an accelerator; asks no cluster.",
+        "kubectl sluice plan -f service.yaml --model ./llama-70b\n"
+        "  kubectl sluice plan --model hf://Qwen/Qwen3-8B --accelerator h100-80g\n"
+        "  kubectl sluice plan --config config.json --accelerator 80Gi -o json",
+        plan.EXIT_CODES,
+    )
+    plan.add_options(parser)
+
+
 def _command(commands: Any, name: str, summary: str, description: str, examples: str) -> argparse.ArgumentParser:
+    """A command that asks the cluster."""
+    parser = _parser(commands, name, summary, description, examples, EXIT_CODES)
+    parser.add_argument("-n", "--namespace", metavar="NAMESPACE", help="default: the context's namespace")
+    parser.add_argument("--context", metavar="NAME", help="context in the kubeconfig; default: its current one")
+    parser.add_argument("--kubeconfig", metavar="FILE", help="default: $KUBECONFIG, else ~/.kube/config")
+    return parser
+
+
+def _parser(
+    commands: Any, name: str, summary: str, description: str, examples: str, exit_codes: str
+) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = commands.add_parser(
         name,
         help=summary,
         description=description,
-        epilog=f"examples:\n  {examples}\n\n{EXIT_CODES}",
+        epilog=f"examples:\n  {examples}\n\n{exit_codes}",
         formatter_class=_HelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("-n", "--namespace", metavar="NAMESPACE", help="default: the context's namespace")
-    parser.add_argument("--context", metavar="NAME", help="context in the kubeconfig; default: its current one")
-    parser.add_argument("--kubeconfig", metavar="FILE", help="default: $KUBECONFIG, else ~/.kube/config")
     parser.set_defaults(check=parser.error)
     return parser
 
@@ -257,6 +201,8 @@ class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
 def check(options: argparse.Namespace) -> None:
     """Combinations that make no sense end with usage and exit code 2."""
     refuse: Callable[[str], Any] = options.check
+    if options.command == "plan":
+        plan.check_options(options, refuse)
     if options.command == "status" and options.service and options.all_namespaces:
         refuse("-A shows all services; leave SERVICE out, or name its namespace with -n")
     if options.command in ("drain", "undrain"):
@@ -276,9 +222,11 @@ def _service(text: str) -> str:
     return name
 
 
-def _target(text: str) -> drain.Target:
+def _target(text: str) -> "Target":
+    from sluice.cli.drain import Target
+
     try:
-        return drain.Target.parse(text)
+        return Target.parse(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
 

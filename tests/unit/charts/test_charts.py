@@ -16,6 +16,8 @@ from manifests import render as base
 from manifests.render import Object, template
 from sluice.api import names
 from sluice.api.config import OperatorConfig
+from sluice.api.v1alpha1 import AcceleratorProfileSpec
+from sluice.cli.catalogue import read_shipped, shipped
 from sluice.runtime import kinds
 from sluice.runtime.checks import needed_rights
 from tests.unit.api.schemas import ROOT, crds, nodes, schema_of
@@ -62,6 +64,9 @@ def test_two_renders_are_byte_equal(helm: str, values: list[str]) -> None:
 @matrix
 def test_objects_fit_the_strict_schema_of_their_kind(render: Render, values: list[str]) -> None:
     for obj in render(*values):
+        if obj["kind"] == names.PROFILE_KIND:
+            AcceleratorProfileSpec.model_validate(obj["spec"])
+            continue
         for version in ("1.35", "1.36", "1.37"):
             kubernetes_validate.validate(obj, version, strict=True)
 
@@ -73,6 +78,14 @@ def test_objects_hold_no_null_and_no_empty_map(render: Render, values: list[str]
         for path, value in _leaves(obj):
             may_be_empty = path.endswith(("namespaceSelector", "affinity.nodeAffinity"))
             assert value is not None and (value != {} or may_be_empty), path
+
+
+def test_the_catalogue_of_accelerators_is_the_planners_and_can_be_left_out(render: Render) -> None:
+    def profiles(*values: str) -> dict[str, Object]:
+        return {o["metadata"]["name"]: o["spec"] for o in render(*values) if o["kind"] == names.PROFILE_KIND}
+
+    assert profiles() == {name: (read_shipped(name) or {})["spec"] for name in shipped()}
+    assert profiles("--set", "acceleratorProfiles.catalogue=false") == {}
 
 
 @matrix
@@ -105,7 +118,7 @@ def test_s004_helm_refuses_a_release_name_that_is_too_long(render: Render) -> No
 @matrix
 def test_s104_cluster_scoped_names_do_not_depend_on_release_or_namespace(render: Render, values: list[str]) -> None:
     def cluster_scoped(found: list[Object]) -> set[str]:
-        return {obj["metadata"]["name"] for obj in found if "namespace" not in obj["metadata"]}
+        return {o["metadata"]["name"] for o in found if "namespace" not in o["metadata"]} - set(shipped())
 
     elsewhere = render(*values, "--namespace", "other", release="other")
     assert (

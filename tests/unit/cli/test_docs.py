@@ -24,7 +24,7 @@ def sections() -> dict[str, str]:
 
 def options_in_table(text: str) -> set[str]:
     rows = [line.split("|")[1] for line in text.splitlines() if re.match(r"^\| `-", line)]
-    return {option for row in rows for option in re.findall(r"`(--?[a-zA-Z-]+)`", row)}
+    return {option for row in rows for option in re.findall(r"`(--?[a-zA-Z0-9-]+)`", row)}
 
 
 @pytest.mark.parametrize("command", parsers())

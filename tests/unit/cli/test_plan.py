@@ -1,0 +1,378 @@
+"""`kubectl sluice plan` as a whole command: files in, text and exit code out. No cluster, no network."""
+
+import json
+import struct
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+from sluice.api.v1alpha1 import AcceleratorProfileSpec, InferenceServiceSpec
+from sluice.cli.catalogue import all_shipped, read_shipped, shipped
+from sluice.cli.main import main
+from sluice.sizing.report import json_schema
+from tests.unit.sizing.configs import DEEPSEEK_V3, LLAMA_8B, LLAMA_70B, LLAMA_70B_128K, Config, sized
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def plan(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
+    """Runs the command; (exit code, stdout, stderr)."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("HF_HOME", "HF_HUB_CACHE", "KUBECONFIG"):
+        monkeypatch.delenv(name, raising=False)
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        capsys.readouterr()
+        try:
+            code = main(["plan", *arguments])
+        except SystemExit as end:  # argparse
+            code = int(str(end.code))
+        said = capsys.readouterr()
+        return code, said.out, said.err
+
+    return run
+
+
+def a_directory(path: Path, config: Config, files: dict[str, bytes] | None = None, **extra: Any) -> Path:
+    """A model's directory; `files`: names of weights to contents."""
+    path.mkdir(parents=True, exist_ok=True)
+    (path / "config.json").write_text(json.dumps(config))
+    for name, content in (files or {}).items():
+        (path / name).parent.mkdir(parents=True, exist_ok=True)
+        (path / name).write_bytes(content)
+    for name, content in extra.items():
+        (path / f"{name}.safetensors.index.json").write_text(json.dumps(content))
+    return path
+
+
+def safetensors(**sizes: int) -> bytes:
+    """The header of a file of weights, and not one weight."""
+    header = {n.replace("__", "."): {"dtype": "BF16", "shape": [1], "data_offsets": [0, s]} for n, s in sizes.items()}
+    raw = json.dumps(header).encode()
+    return struct.pack("<Q", len(raw)) + raw
+
+
+def a_service(tmp_path: Path, *, pool: Config | None = None, more: list[Config] | None = None, **spec: Any) -> str:
+    body = {
+        "apiVersion": "serving.sluice.dev/v1alpha1",
+        "kind": "InferenceService",
+        "metadata": {"name": "llama", "namespace": "chat"},
+        "spec": {
+            "model": {"uri": "pvc://models/llama"},
+            "accelerator": {"profileRef": {"name": "h100-80g"}},
+            "pools": [{"name": "main", **(pool or {})}],
+            **spec,
+        },
+    }
+    path = tmp_path / "svc.yaml"
+    path.write_text(yaml.safe_dump_all([body, *(more or [])]))
+    return str(path)
+
+
+@pytest.fixture
+def llama(tmp_path: Path) -> str:
+    return str(a_directory(tmp_path / "llama-70b", LLAMA_70B))
+
+
+def test_table_has_ledger_layouts_and_reasons(plan: Run, llama: str) -> None:
+    code, out, err = plan("--model", llama, "--accelerator", "h100-80g")
+    assert (code, err) == (0, "")
+    assert "room for KV     39.1   477,840 tokens" in out
+    lines = [line.split() for line in out.splitlines()]
+    assert ["LAYOUT", "GPUS", "W/GPU", "KV/GPU", "CONC@8192", "TPOT@64", "TTFT@8192", "NOTE"] in lines
+    assert any(line[:6] == ["*", "tensor=4", "4", "35.3", "39.1", "58.3"] for line in lines)
+    assert any(line[:2] == ["tensor=2", "2"] and line[-1] == "LowKVRoom" for line in lines)
+    assert "no safetensors headers or index: counted from config" in out
+
+
+def test_json_is_the_document_and_the_same_each_time(plan: Run, llama: str) -> None:
+    first, second = (plan("--model", llama, "--accelerator", "h100-80g", "-o", "json") for _ in range(2))
+    assert first == second
+    document = json.loads(first[1])
+    jsonschema.validate(document, json_schema())
+    assert document["chosen"]["parallelism"] == {"tensor": 4, "pipeline": 1, "data": 1, "expert": False}
+    assert document["layouts"][0]["weightsPerGPU"] == document["layouts"][0]["ledger"]["weights"]
+
+
+def test_yaml_is_an_object_that_the_api_takes(plan: Run, llama: str) -> None:
+    code, out, _ = plan(
+        "--model",
+        llama,
+        "--accelerator",
+        "h100-80g",
+        "-o",
+        "yaml",
+        "--rps",
+        "4",
+        "--input",
+        "4096",
+        "--output",
+        "512",
+        "--ttft-ms",
+        "1500",
+        "--tpot-ms",
+        "40",
+    )
+    made = yaml.safe_load(out)
+    spec = InferenceServiceSpec.model_validate(made["spec"])
+    assert (code, made["metadata"]["name"]) == (0, "llama-70b")
+    assert (spec.pools[0].parallelism.tensor, spec.pools[0].replicas) == (4, 3)
+    assert spec.model.uri.startswith("pvc://") and out.startswith("# Planned for h100-80g")
+
+
+def test_yaml_keeps_the_users_object_and_fills_the_pool(plan: Run, llama: str, tmp_path: Path) -> None:
+    service = a_service(tmp_path, engine={"args": ["--max-num-seqs=64"]}, suspend=True)
+    code, out, _ = plan("-f", service, "--model", llama, "-o", "yaml")
+    made, before = yaml.safe_load(out), yaml.safe_load(Path(service).read_text())
+    before["spec"]["pools"][0]["parallelism"] = {"tensor": 4}
+    assert (code, made) == (0, before)
+    InferenceServiceSpec.model_validate(made["spec"])
+
+
+def test_yaml_is_not_made_when_only_several_nodes_fit(plan: Run, tmp_path: Path) -> None:
+    model = str(a_directory(tmp_path / "v3", DEEPSEEK_V3))
+    code, out, err = plan("--model", model, "--accelerator", "h100-80g", "-o", "yaml")
+    assert (code, out) == (3, "")
+    assert "takes 2 nodes per instance" in err
+
+
+def test_the_layout_of_the_object_is_judged(plan: Run, tmp_path: Path) -> None:
+    model = str(a_directory(tmp_path / "llama-70b", LLAMA_70B_128K))
+    service = a_service(tmp_path, pool={"parallelism": {"tensor": 2}})
+    code, out, err = plan("-f", service, "--model", model)
+    assert code == 3
+    assert err == (
+        "error: does not fit: one request of 131072 tokens needs 21.5 GB KV per GPU, room is 3.9 GB (usable 78.3 = "
+        "weights 70.6 + activations 2.6 + runtime 0.5 + graphs 0.7 + room); fits with tensor 4, or max-model-len "
+        "23616\n"
+    )
+    assert "tensor=4" in out
+    assert plan("-f", service, "--model", model, "--max-model-len", "8192")[0] == 0
+    assert plan("-f", service, "--model", model, "--max-model-len", "8192", "--strict")[0] == 6
+
+
+def test_arguments_of_the_object_count(plan: Run, llama: str, tmp_path: Path) -> None:
+    own = a_service(tmp_path, pool={"engine": {"args": ["--max-model-len", "4096"]}})
+    assert json.loads(plan("-f", own, "--model", llama, "-o", "json")[1])["context"] == 4096
+    wrong = a_service(tmp_path, engine={"args": ["--gpu-memory-utilization=7"]})
+    code, _, err = plan("-f", wrong, "--model", llama)
+    assert code == 2 and "engine arguments: --gpu-memory-utilization: '7' is no fraction" in err
+
+
+def test_a_profile_of_the_file_wins_over_the_catalogue(plan: Run, llama: str, tmp_path: Path) -> None:
+    profile = {**(read_shipped("h100-80g") or {})}
+    profile["spec"] = {**profile["spec"], "hardware": {"memory": "40Gi"}}
+    service = a_service(tmp_path, more=[profile])
+    document = json.loads(plan("-f", service, "--model", llama, "-o", "json")[1])
+    assert document["accelerator"]["memoryBytes"] == 40 << 30
+    other = tmp_path / "own.yaml"
+    other.write_text(yaml.safe_dump({**profile, "metadata": {"name": "own"}}))
+    assert (
+        json.loads(plan("--model", llama, "--accelerator", str(other), "-o", "json")[1])["accelerator"]["name"] == "own"
+    )
+
+
+def test_the_default_profile_of_the_file_is_used(plan: Run, llama: str, tmp_path: Path) -> None:
+    profile = {**(read_shipped("l40s") or {})}
+    profile["spec"] = {**profile["spec"], "default": True}
+    service = a_service(tmp_path, more=[profile], accelerator=None)
+    assert json.loads(plan("-f", service, "--model", llama, "-o", "json")[1])["accelerator"]["name"] == "l40s"
+
+
+# Facts of a model.
+
+
+def document_of(plan: Run, model: str, *more: str) -> Config:
+    code, out, err = plan("--model", model, "--accelerator", "h100-80g", "-o", "json", *more)
+    assert code == 0, err
+    found: Config = json.loads(out)
+    return found
+
+
+def test_headers_of_the_files_that_the_index_names_are_what_counts(plan: Run, tmp_path: Path) -> None:
+    files = {
+        "a.safetensors": safetensors(model__layers__0__x=16_000_000_000),
+        "b.safetensors": safetensors(lm_head=100_000_000, model__layers__32__mtp=5_000_000_000),
+        "consolidated.safetensors": safetensors(x=16_100_000_000),
+        "original/c.safetensors": safetensors(x=16_100_000_000),
+        "pytorch_model.bin": b"x",
+    }
+    index = {"metadata": {"total_size": 1}, "weight_map": {"x": "a.safetensors", "y": "b.safetensors"}}
+    model = document_of(plan, str(a_directory(tmp_path / "m", LLAMA_8B, files, model=index)))["model"]
+    assert (model["weightBytes"], model["weightSource"]) == (16_100_000_000, "safetensors headers")
+
+
+def test_an_index_without_its_files_gives_the_size(plan: Run, tmp_path: Path) -> None:
+    index = {
+        "metadata": {"total_size": 16_060_522_496},
+        "weight_map": {"x": "gone.safetensors", "y": "../../etc/passwd"},
+    }
+    model = document_of(plan, str(a_directory(tmp_path / "m", LLAMA_8B, model=index)))["model"]
+    assert (model["weightBytes"], model["weightSource"]) == (16_060_522_496, "safetensors index")
+
+
+def test_one_file_needs_no_index(plan: Run, tmp_path: Path) -> None:
+    files = {"model.safetensors": safetensors(a=16_060_522_496)}
+    model = document_of(plan, str(a_directory(tmp_path / "m", LLAMA_8B, files)))["model"]
+    assert model["weightSource"] == "safetensors headers"
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff" * 20, struct.pack("<Q", 5) + b"[1,2]", struct.pack("<Q", 1 << 60)])
+def test_a_broken_file_of_weights_is_named(plan: Run, tmp_path: Path, content: bytes) -> None:
+    model = a_directory(tmp_path / "m", LLAMA_8B, {"model.safetensors": content})
+    code, _, err = plan("--model", str(model), "--accelerator", "h100-80g")
+    assert code == 5 and "model.safetensors" in err
+
+
+def test_a_model_of_the_hub_is_found_in_the_local_cache(
+    plan: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "hf" / "hub" / "models--org--llama"
+    a_directory(folder / "snapshots" / "abc123", LLAMA_70B)
+    (folder / "refs").mkdir()
+    (folder / "refs" / "main").write_text("abc123")
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    for uri in ("hf://org/llama", "hf://org/llama@abc123"):
+        assert document_of(plan, uri)["model"]["parameters"] == sized(LLAMA_70B).weights.parameters
+    monkeypatch.delenv("HF_HOME")
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hf" / "hub"))
+    assert document_of(plan, "hf://org/llama", "--revision", "abc123")["layouts"]
+
+
+@pytest.mark.parametrize(
+    ("uri", "says"),
+    [
+        ("pvc://models/llama", "pass --model DIR with the model's files, or --config FILE"),
+        ("s3://bucket/llama", "can't be read from here"),
+        ("hf://llama", "write hf://OWNER/NAME"),
+        ("nowhere/at/all", "is no directory"),
+        (".", "config.json not found at ."),
+    ],
+)
+def test_facts_that_are_missing_say_what_to_pass(
+    plan: Run, uri: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, out, err = plan("--model", uri, "--accelerator", "h100-80g")
+    assert (code, out) == (5, "")
+    assert err.startswith("error: facts missing: ") and says in err
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"model_type": "llama"}', "[" * 100_000, '{"a": ' * 50_000])
+def test_a_config_that_can_not_be_used_is_named(plan: Run, tmp_path: Path, text: str) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(text)
+    code, _, err = plan("--config", str(path), "--accelerator", "h100-80g")
+    assert code == 5 and str(path) in err
+
+
+def test_an_unknown_architecture_has_weights_and_asks_for_the_cache(plan: Run, tmp_path: Path) -> None:
+    config = {**LLAMA_70B, "model_type": "new", "architectures": ["NewThing"]}
+    index = {"metadata": {"total_size": 141_000_000_000}}
+    model = str(a_directory(tmp_path / "m", config, model=index))
+    code, out, err = plan("--model", model, "--accelerator", "h100-80g")
+    assert code == 5 and 'unknown architecture "NewThing"' in err and "--kv-bytes-per-token" in err
+    assert "70.5" in out  # weights on each of two GPUs
+    assert plan("--model", model, "--accelerator", "h100-80g", "--kv-bytes-per-token", "327680")[0] == 0
+
+
+# Accelerators and goals.
+
+
+def test_every_profile_of_the_catalogue_is_strictly_valid() -> None:
+    assert len(shipped()) == len(list(all_shipped())) == 14
+    for name in shipped():
+        profile = read_shipped(name)
+        assert profile is not None and profile["metadata"]["name"] == name
+        assert AcceleratorProfileSpec.model_validate(profile["spec"]).hardware
+
+
+def test_memory_alone_gives_a_ledger_without_times(plan: Run, llama: str) -> None:
+    code, out, _ = plan("--model", llama, "--accelerator", "80Gi", "-o", "json")
+    best = json.loads(out)["layouts"][0]
+    assert code == 0 and best["ledger"]["kv"] > 0 and best["decodeStepMs"] is None and best["ttftMs"] is None
+    code, _, err = plan("--model", llama, "--accelerator", "80Gi", "--ttft-ms", "100")
+    assert code == 5 and "times can't be estimated" in err
+
+
+def test_a_goal_out_of_reach_has_its_own_code(plan: Run, llama: str) -> None:
+    code, out, err = plan("--model", llama, "--accelerator", "h100-80g", "--tpot-ms", "2")
+    assert code == 4 and "TPOTBandwidth" in err
+    assert "not reached: TPOTBandwidth" in out and "helps: " in out
+
+
+def test_it_does_not_fit_anywhere(plan: Run, tmp_path: Path) -> None:
+    model = str(a_directory(tmp_path / "m", {**DEEPSEEK_V3, "num_hidden_layers": 900}))
+    code, _, err = plan("--model", model, "--accelerator", "rtx4090")
+    assert code == 3 and "no layout of up to" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ([], "name what to plan"),
+        (["--model", "x", "--config", "y"], "give one"),
+        (["--model", "x", "--pool", "p"], "--pool is a pool of the object in -f"),
+        (["--model", "x", "--rps", "-1"], "is no number over 0"),
+        (["--model", "x", "--output", "json"], "the format is -o json"),
+        (["--model", "x", "--input", "0"], "is no whole number from 1"),
+        (["--model", "x", "--prefix-hit", "100"], "is no percentage"),
+        (["--model", "x", "--input", "100", "--input-p95", "50"], "less than the mean"),
+    ],
+)
+def test_wrong_usage(plan: Run, arguments: list[str], says: str) -> None:
+    code, _, err = plan(*arguments)
+    assert code == 2 and says in err
+
+
+def test_an_accelerator_has_to_be_named(plan: Run, llama: str) -> None:
+    code, _, err = plan("--model", llama)
+    assert code == 2 and "name the accelerator" in err and "h100-80g" in err
+    code, _, err = plan("--model", llama, "--accelerator", "h9000")
+    assert code == 2 and "'h9000': no such profile; known are a10" in err
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("kind: Pod", "holds no InferenceService"),
+        ("{", "can't be read as YAML"),
+        ("kind: InferenceService\nspec: {pools: []}", "spec.model"),
+        ("kind: InferenceService\nspec: 7", "spec.model"),
+    ],
+)
+def test_a_file_that_can_not_be_used(plan: Run, tmp_path: Path, text: str, says: str) -> None:
+    path = tmp_path / "svc.yaml"
+    path.write_text(text)
+    code, _, err = plan("-f", str(path))
+    assert code == 2 and says in err
+    assert plan("-f", str(tmp_path / "none.yaml"))[0] == 2
+
+
+def test_what_is_taken_for_granted_is_told(plan: Run, llama: str, tmp_path: Path) -> None:
+    service = a_service(tmp_path, pools=[{"name": "a"}, {"name": "b"}], engine={"type": "Simulated"})
+    said = json.loads(plan("-f", service, "--model", llama, "-o", "json")[1])["assumptions"]
+    assert said[:2] == ["engine Simulated: sized as vLLM would be", "pool a only; for the others: --pool b"]
+
+
+def test_no_client_of_the_cluster_is_loaded(llama: str) -> None:
+    script = (
+        "import sys; from sluice.cli.main import main; code = main(sys.argv[1:]); "
+        "sys.exit(code or any(name in sys.modules for name in ('kubernetes', 'aiohttp', 'torch', 'transformers')))"
+    )
+    command = [sys.executable, "-c", script, "plan", "--model", llama, "--accelerator", "h100-80g"]
+    assert subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
+def test_a_pool_is_chosen_by_name(plan: Run, llama: str, tmp_path: Path) -> None:
+    service = a_service(tmp_path, pools=[{"name": "a"}, {"name": "b", "parallelism": {"tensor": 8}}])
+    assert json.loads(plan("-f", service, "--model", llama, "--pool", "b", "-o", "json")[1])["chosen"]["isWanted"]
+    code, _, err = plan("-f", service, "--model", llama, "--pool", "c")
+    assert code == 2 and "no pool 'c'; there are a, b" in err
