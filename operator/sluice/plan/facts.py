@@ -68,6 +68,7 @@ def pod_facts(obj: Mapping[str, Any]) -> PodFacts:
         scheduled_at=_since(scheduled, "True"),
         unschedulable_since=None if node else _since(scheduled, "False"),
         gate_was_set=names.READINESS_GATE in conditions,
+        not_ready_since=_since(conditions.get("Ready", {}), "False"),
         avoids=tuple(filter(None, _text(annotations.get(names.ANNOTATION_AVOIDS)).split(","))),
     )
 

@@ -5,7 +5,8 @@ Invariants:
   listed before and has gone silent. Nobody is listed who drains, terminates, failed or is lost.
 - Serving = every live router shows the worker ready, and so does each one that starts and has its list: it may be Ready
   by its other workers a moment later, when those are about to leave. Unrouted = no router can still send it a request.
-- A router that says nothing proves nothing, unless its pod is not ready or terminating (it then gets no new requests).
+- A router that says nothing proves nothing, unless its pod is terminating or turned not ready after its last word (it
+  then gets no new requests).
 - No list is sent to a router before it was heard: a fresh operator must not empty routers by ignorance.
 """
 
@@ -34,6 +35,8 @@ class RouterView:
     last: RouterState | None
     """Its last word, however old."""
     is_fresh: bool
+    heard_at: float | None = None
+    """Seconds since the epoch; None: never."""
 
     @property
     def takes_requests(self) -> bool:
@@ -58,12 +61,15 @@ class RouterView:
         return next((w for w in self.last.workers if w.id == instance.name), None)
 
 
-def router_views(snapshot: ServiceSnapshot) -> tuple[RouterView, ...]:
+def router_views(snapshot: ServiceSnapshot, now: float) -> tuple[RouterView, ...]:
     views = []
     for pod in snapshot.pods:
         if pod.component == names.COMPONENT_ROUTER:
             facts = snapshot.routers.get(pod.uid)
-            views.append(RouterView(pod, facts.state if facts else None, facts is not None and facts.age_s <= SILENT_S))
+            if facts is None:
+                views.append(RouterView(pod, None, False))
+            else:
+                views.append(RouterView(pod, facts.state, facts.age_s <= SILENT_S, now - facts.age_s))
     return tuple(views)
 
 
@@ -102,9 +108,20 @@ def is_unrouted(instance: Instance, routers: Sequence[RouterView]) -> bool:
     return all(_has_let_go(router, instance) for router in routers)
 
 
+def _may_have_become_ready(router: RouterView, instance: Instance) -> bool:
+    """A router that was not ready yet, told that it has the instance, and then fell silent: the watch may not have told
+    us that it became ready meanwhile."""
+    pod, last = router.pod, router.last
+    if pod.deletion_at is not None or pod.phase != "Running" or last is None or last.wanted is None:
+        return False
+    has_it = any(worker.id == instance.name for worker in last.wanted.workers)
+    since, heard_at = pod.not_ready_since, router.heard_at
+    return has_it and since is not None and heard_at is not None and since < heard_at
+
+
 def _has_let_go(router: RouterView, instance: Instance) -> bool:
     if not router.speaks:
-        return not router.takes_requests
+        return not router.takes_requests and not _may_have_become_ready(router, instance)
     state = router.last
     if state is None:
         return False

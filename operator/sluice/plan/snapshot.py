@@ -100,6 +100,9 @@ class PodFacts:
     """When the scheduler first found no node for it; null once bound."""
     gate_was_set: bool = False
     """The routable condition stands there, True or False: the instance served at some time."""
+    not_ready_since: float | None = None
+    """When the Ready condition became False, by the kubelet's clock or the node controller's; null if it is not, or if
+    unknown."""
     avoids: tuple[str, ...] = ()
     """Nodes that the pod was built to stay away from, from our annotation."""
 

@@ -115,7 +115,7 @@ def observe(snapshot: ServiceSnapshot, now: float) -> ServiceView:
     desired = declare(snapshot)
     refusals = [desired] if isinstance(desired, Refused) else [*_name_refusal(snapshot), *desired.refusals]
     stored = revisions.load(snapshot)
-    routers = router_views(snapshot)
+    routers = router_views(snapshot, now)
     pods = _engine_pods(snapshot)
     declared = {} if isinstance(desired, Refused) else {pool.name: pool for pool in desired.pools}
     pools = []

@@ -1,13 +1,16 @@
 """Worker lists: who is listed where, and what the routers' words prove."""
 
+import dataclasses
 from typing import Any
+
+import pytest
 
 from sluice.api.agent import EnginePhase
 from sluice.api.router import RoutedWorker, RouterState, Worker, WorkerList, WorkerStatus
 from sluice.plan.facts import pod_facts
 from sluice.plan.health import Instance, InstancePhase
 from sluice.plan.routing import RouterView, Served, confirmed, is_unrouted, put_lists, wanted_workers, worker_list
-from tests.unit.plan.test_health import a_pod, judge, says
+from tests.unit.plan.test_health import NOW, a_pod, judge, says
 
 SERVED = {"": Served("llama", 8000)}
 READY = says(EnginePhase.READY)
@@ -137,3 +140,22 @@ def test_a_worker_is_listed_at_the_port_of_its_revision_and_let_go_at_any() -> N
     assert wanted_workers([verified], [held], {}) == (worker,), "its revision is not stored any more"
     ghost = entry(id="", url="http://10.0.0.1:9100", engine_id=None)
     assert not is_unrouted(verified, [a_router(ghost)])
+
+
+@pytest.mark.parametrize(
+    ("not_ready_since", "let_go"),
+    [
+        pytest.param(NOW - 5, True, id="not ready after its last word"),
+        pytest.param(NOW - 60, False, id="told us that it has the instance when it was not ready yet"),
+        pytest.param(None, True, id="since unknown"),
+    ],
+)
+def test_a_silent_router_that_is_not_ready_has_let_go_if_its_last_word_is_older(
+    not_ready_since: float | None, let_go: bool
+) -> None:
+    """The watch may be behind: the pod that it shows as not ready may be Ready by now, with the list that it told."""
+    verified = judge(a_pod(), READY)
+    [worker] = wanted_workers([verified], [], SERVED)
+    silent = a_router(ready=False, fresh=False, held=worker_list([worker]))
+    pod = dataclasses.replace(silent.pod, not_ready_since=not_ready_since)
+    assert is_unrouted(verified, [dataclasses.replace(silent, pod=pod, heard_at=NOW - 30)]) is let_go
