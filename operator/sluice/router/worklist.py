@@ -155,19 +155,20 @@ def plan_manifest(
 def _kept(
     wanted: WorkerList, leaving: Sequence[Worker], smg: SmgView, entries: Sequence[Entry], listed: Sequence[Entry]
 ) -> Sequence[Worker]:
-    """Workers that are to go and are all that smg has ready, while others are on their way in.
+    """Workers that are to go and are all that smg has ready, while others are on their way in (or held back).
 
     An explicit zero takes all at once.
     """
     ready = {(worker.id, worker.url) for worker in smg.workers if worker.status is WorkerStatus.READY}
-    if not entries or any((entry.id, entry.url) in ready for entry in entries):
+    if not wanted.workers or smg.reach is Reach.DOWN or any((entry.id, entry.url) in ready for entry in entries):
         return ()
     ids, urls = {worker.id for worker in wanted.workers}, {worker.url for worker in wanted.workers}
     return [
         worker
         for worker in leaving
         if worker.id not in ids and worker.url not in urls and _entry(worker) in listed
-        if (worker.id, worker.url) in ready
+        # smg that is too slow to say what it has may have just these
+        if smg.reach is Reach.UNKNOWN or (worker.id, worker.url) in ready
     ]
 
 

@@ -209,6 +209,9 @@ OLD, NEW = a_worker("a"), a_worker("b", ip="10.0.0.2")
 SPEAKS, WELL = {OLD.agent_url: ANSWERS}, {OLD.agent_url: an_agent()}
 
 
+SMG_UNKNOWN = SmgView(Reach.UNKNOWN)
+
+
 def smg_has(**status: WorkerStatus) -> SmgView:
     """smg's workers OLD (a) and NEW (b) with these states."""
     urls = {"a": OLD.url, "b": NEW.url}
@@ -227,6 +230,10 @@ def test_the_last_ready_worker_stays_until_a_wanted_one_is_ready(new: dict[str, 
     told = {worker.id: worker for worker in report_workers(a_list(NEW), manifest, smg)}
     assert told["a"].reason.startswith("LastReady"), "the operator sees that it may still get requests"
     assert told["a"].status is WorkerStatus.READY
+    assert plan_manifest(a_list(NEW), WELL, SMG_UNKNOWN, listed(OLD, NEW), SPEAKS, [OLD]).entries == listed(NEW, OLD)
+    assert plan_manifest(a_list(NEW), WELL, SMG_UNKNOWN, listed(OLD), SPEAKS, [OLD]).entries == listed(OLD)
+    suspect = {**WELL, NEW.agent_url: an_agent("b", phase=EnginePhase.SUSPECT)}
+    assert plan_manifest(a_list(NEW), suspect, smg, listed(OLD, NEW), SPEAKS, [OLD]).entries == listed(OLD)
     now_ready = smg_has(a=WorkerStatus.READY, b=WorkerStatus.READY)
     assert plan_manifest(a_list(NEW), WELL, now_ready, listed(NEW, OLD), SPEAKS, [OLD]).entries == listed(NEW)
 
