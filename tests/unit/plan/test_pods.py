@@ -139,7 +139,7 @@ def test_all_stop_times_come_from_one_drain_budget(case: str) -> None:
 
 @pytest.mark.parametrize("timeout_s", [0, 1, 29, 30, 59, 60, 61, 599, 600, 3600, 86399, 86400])
 @pytest.mark.parametrize("case", CASES)
-def test_s022_no_stop_time_contradicts_another_whatever_the_drain_time_is(case: str, timeout_s: int) -> None:
+def test_s020_s022_no_stop_time_contradicts_another_whatever_the_drain_time_is(case: str, timeout_s: int) -> None:
     """S020: what runs one after the other inside a grace period fits into it, with 15 s for the engine's teardown."""
     cluster = Cluster(a_service({**CASES[case], "drain": {"timeoutSeconds": timeout_s}}))
     cluster.profiles = {"h100": H100}

@@ -355,7 +355,7 @@ def test_s029_an_explicit_zero_is_obeyed_and_says_what_is_missing() -> None:
     assert cluster.condition("RolloutComplete")["status"] == "True"
 
 
-def test_a_refused_surge_counts_as_no_room_too() -> None:
+def test_s030_a_refused_surge_counts_as_no_room_too() -> None:
     """S030: a quota that holds exactly what serves."""
     cluster = served(2)
     cluster.edit(engine=NEW)
