@@ -48,6 +48,8 @@ class EngineDefaults(_Config):
 class Limits(_Config):
     creations_per_service_and_minute: int = Field(120, ge=1)
     """Circuit breaker: more than this many pod creations for one service in a minute pause it, with an Event."""
+    parallel_upgrades: int = Field(5, ge=1)
+    """Services that roll out changed defaults (`upgradePolicy: Rolling`) wait while so many others are rolling."""
 
 
 class OperatorConfig(_Config):

@@ -220,6 +220,8 @@ class InferenceServiceStatus(ApiModel):
     """How instances failed, the last first, at most 8; stays after their pods are gone."""
     avoided_nodes: list[AvoidedNode] = Field([], max_length=MAX_AVOIDED, json_schema_extra=list_map("node"))
     """Nodes that new instances are kept away from, at most 16."""
+    drift: int | None = Field(None, ge=0)
+    """Instances whose images or default arguments are not those of the operator's present configuration."""
     last_handled_retry_at: str | None = Field(None, max_length=256)
     """Value of the annotation `serving.sluice.dev/retry-at` that the operator last acted on."""
     last_handled_reconcile_at: str | None = Field(None, max_length=256)

@@ -401,6 +401,12 @@ class OnFailure(StrEnum):
     HOLD = "Hold"
 
 
+class UpgradePolicy(StrEnum):
+    ON_NEW_REVISION = "OnNewRevision"
+    ROLLING = "Rolling"
+    MANUAL = "Manual"
+
+
 class Rollout(ApiModel):
     """How a changed spec reaches the instances: new ones serve before old ones leave."""
 
@@ -426,6 +432,10 @@ class Rollout(ApiModel):
     served in full, or `Hold` what is there. Default Rollback. A changed spec or annotation `retry-at` is a new try."""
     paused: bool = False
     """True: no instance is created on, or drained for, a new revision."""
+    upgrade_policy: UpgradePolicy = UpgradePolicy.ON_NEW_REVISION
+    """What changed defaults of the operator (images, arguments) do. `OnNewRevision`: the next changed spec takes them
+    in. `Rolling`: they are rolled out. `Manual`: the old ones are kept, also by a changed spec, until this policy or
+    `spec.engine.image` changes. Default OnNewRevision; `status.drift` counts instances that differ from today's."""
 
 
 class InferenceServiceSpec(ApiModel):

@@ -1,18 +1,22 @@
-"""When something about failures has to be looked at again though no event will come.
+"""When something has to be looked at again though no event will come.
 
 Only moments that change a decision; an idle, healthy pool has none.
 """
 
 import math
 from collections.abc import Iterator
+from typing import Final
 
 from sluice.api.agent import EnginePhase
-from sluice.plan import quarantine
+from sluice.plan import quarantine, revisions
 from sluice.plan.failures import answers_wrongly_since
 from sluice.plan.health import Instance
 from sluice.plan.rollback import UNSTARTABLE_LIMIT_S, is_unstartable, unstartable_since
 from sluice.plan.surge import SURGE_LIMIT_S
 from sluice.plan.view import PoolView, ServiceView
+
+UPGRADE_CHECK_S: Final = 30.0
+"""How often a service looks whether its turn to roll out changed defaults has come: nothing tells when others end."""
 
 
 def moments(view: ServiceView, pool: PoolView) -> Iterator[float]:
@@ -22,6 +26,9 @@ def moments(view: ServiceView, pool: PoolView) -> Iterator[float]:
     attempt = pool.attempt
     if attempt is not None and attempt.failed is None:
         yield attempt.deadline_at
+    policy = view.desired.spec.rollout.upgrade_policy
+    if pool.target is not None and revisions.waits_for_others(view.snapshot, pool.target, policy):
+        yield view.now + UPGRADE_CHECK_S
     if pool.no_room is not None:
         yield pool.no_room.since + SURGE_LIMIT_S
     problems = view.snapshot.status.get("problems") or []

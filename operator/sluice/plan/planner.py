@@ -343,19 +343,11 @@ def _open_gates(view: ServiceView, draft: _Draft) -> Iterator[SetGate]:
 
 def _plan_routing(view: ServiceView, draft: _Draft) -> tuple[PutWorkers, ...]:
     staying = [instance for instance in view.instances if instance.name not in draft.leaving]
-    served = {r.id: Served(r.declaration.served_model, engine_port(r.declaration)) for r in _revisions(view)}
+    served = {r.id: Served(r.declaration.served_model, engine_port(r.declaration)) for r in view.revisions}
     workers = wanted_workers(staying, view.routers, served)
     listed = {worker.id for worker in workers}
     is_ignorant = any(i.verdict is Verdict.HOLD and i.pod.gate and i.name not in listed for i in staying)
     return put_lists(view.routers, workers, is_ignorant=is_ignorant)
-
-
-def _revisions(view: ServiceView) -> Iterator[Revision]:
-    """All that an instance may be of."""
-    for pool in view.pools:
-        yield from pool.stored
-        if pool.target:
-            yield pool.target
 
 
 def _plan_children(view: ServiceView) -> tuple[tuple[Apply, ...], tuple[children.Conflict, ...]]:
@@ -364,7 +356,7 @@ def _plan_children(view: ServiceView) -> tuple[tuple[Apply, ...], tuple[children
         return (), ()
     snapshot = view.snapshot
     live = children.own(snapshot, "Deployment", router.router_name(snapshot))
-    ports = sorted({engine_port(revision.declaration) for revision in _revisions(view)} or {ENGINE_PORT})
+    ports = sorted({engine_port(revision.declaration) for revision in view.revisions} or {ENGINE_PORT})
     wanted = [
         *([router.build_keys(snapshot)] if snapshot.signing_keys else []),
         policies.build_engine_policy(snapshot, ports),

@@ -4,7 +4,7 @@ Invariants:
 - The same declaration is the same revision, whichever operator version asks: it is found by comparing what is stored,
   and only a new declaration gets a new digest (S096: a new operator rolls nothing).
 - Images and default arguments come from the ControllerRevision once it exists, so a replacement is built like its
-  siblings after the operator's configuration changed (D13).
+  siblings after the operator's configuration changed (D13). What a changed one does is the policy's to say (S098).
 - The current revision is recovered from the children when status was lost (S028).
 """
 
@@ -17,6 +17,7 @@ from pydantic import ValidationError
 from sluice.api import names
 from sluice.api.base import ApiModel
 from sluice.api.config import OperatorConfig
+from sluice.api.v1alpha1 import UpgradePolicy
 from sluice.plan.declared import PoolDeclaration, digest
 from sluice.plan.engines import ADAPTERS
 from sluice.plan.facts import controller_uid
@@ -33,6 +34,10 @@ class Resolved(ApiModel):
     agent_image: str
     pull_policy: str
     default_args: list[str] = []
+
+    def is_as(self, other: "Resolved") -> bool:
+        """True if pods run the same either way; when an image is pulled is no difference."""
+        return self.model_copy(update={"pull_policy": other.pull_policy}) == other
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,21 +66,70 @@ def load(snapshot: ServiceSnapshot) -> dict[str, tuple[Revision, ...]]:
     return {pool: tuple(sorted(some, key=lambda r: (r.number, r.id))) for pool, some in found.items()}
 
 
-def target(snapshot: ServiceSnapshot, pool: str, declaration: PoolDeclaration, stored: Sequence[Revision]) -> Revision:
-    """The stored revision with this declaration, else a new one from the present configuration."""
+def target(
+    snapshot: ServiceSnapshot,
+    pool: str,
+    declaration: PoolDeclaration,
+    stored: Sequence[Revision],
+    *,
+    said: str = "",
+    policy: UpgradePolicy = UpgradePolicy.ON_NEW_REVISION,
+) -> Revision:
+    """The stored revision with this declaration, else a new one from the present configuration.
+
+    Several have the same declaration where changed defaults were rolled out: `said`, the target that status names, is
+    meant then, or under `Rolling` the one with today's defaults. A new one of those waits while many others roll.
+    """
     wanted = declaration.canonical()
-    for revision in reversed(stored):
-        if revision.declaration.canonical() == wanted:
-            return revision
+    today = resolve(declaration, snapshot.config)
+    same = [revision for revision in reversed(stored) if revision.declaration.canonical() == wanted]
+    if policy is UpgradePolicy.ROLLING:
+        if (as_today := next((r for r in same if r.resolved.is_as(today)), None)) is not None:
+            return as_today
+        if same and snapshot.others_rolling < snapshot.config.limits.parallel_upgrades:
+            return _new(snapshot, pool, declaration, stored, today)
+    if same:
+        return next((r for r in same if r.id == said), same[0])
+    if policy is UpgradePolicy.MANUAL and stored:
+        before = next((r for r in stored if r.id == said), stored[-1])
+        return _new(snapshot, pool, declaration, stored, _pinned(declaration, today, before))
+    return _new(snapshot, pool, declaration, stored, today)
+
+
+def waits_for_others(snapshot: ServiceSnapshot, wanted: Revision, policy: UpgradePolicy) -> bool:
+    """True if changed defaults are to be rolled out, and enough others are rolling."""
+    return policy is UpgradePolicy.ROLLING and is_drifted(snapshot, wanted)
+
+
+def is_drifted(snapshot: ServiceSnapshot, revision: Revision) -> bool:
+    """True if the configuration says something else today than when the revision was made."""
+    return not revision.resolved.is_as(resolve(revision.declaration, snapshot.config))
+
+
+def _new(
+    snapshot: ServiceSnapshot, pool: str, declaration: PoolDeclaration, stored: Sequence[Revision], resolved: Resolved
+) -> Revision:
     revision_id = digest(declaration)
+    if any(r.id == revision_id for r in stored):
+        revision_id = names.short_hash(revision_id + resolved.model_dump_json(), length=10)
     return Revision(
         id=revision_id,
         pool=pool,
         number=max((r.number for r in stored), default=0) + 1,
         declaration=declaration,
-        resolved=_resolve(declaration, snapshot.config),
+        resolved=resolved,
         name=names.child_name(snapshot.name, snapshot.uid, pool, revision_id),
     )
+
+
+def _pinned(declaration: PoolDeclaration, today: Resolved, before: Revision) -> Resolved:
+    """The defaults of the revision before, but for what they don't fit: another type of engine."""
+    if before.declaration.engine.type is not declaration.engine.type:
+        return today.model_copy(update={"agent_image": before.resolved.agent_image})
+    image = declaration.engine.image
+    if not image:
+        image = today.engine_image if before.declaration.engine.image else before.resolved.engine_image
+    return before.resolved.model_copy(update={"engine_image": image})
 
 
 def current(
@@ -126,7 +180,8 @@ def build(snapshot: ServiceSnapshot, revision: Revision) -> dict[str, Any]:
     }
 
 
-def _resolve(declaration: PoolDeclaration, config: OperatorConfig) -> Resolved:
+def resolve(declaration: PoolDeclaration, config: OperatorConfig) -> Resolved:
+    """What the configuration says today."""
     adapter = ADAPTERS[declaration.engine.type]
     return Resolved(
         engine_image=declaration.engine.image or adapter.default_image(config),

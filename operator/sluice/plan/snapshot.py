@@ -165,6 +165,8 @@ class ServiceSnapshot:
     """Engine pod UID to the seconds since its agent is asked; without an entry it can't be asked (no address)."""
     recent_creations: int = 0
     """Pods created for this service in the last minute (circuit breaker)."""
+    others_rolling: int = 0
+    """Other services with a rollout under way."""
     profiles_known: bool = True
     """False: the AcceleratorProfile kind is not served or not readable, so absence proves nothing."""
     nodes_known: bool = False

@@ -23,7 +23,7 @@ from sluice.api.conditions import ConditionType, Reason, condition
 from sluice.api.router import UNREACHABLE, WorkerStatus
 from sluice.api.status import InferenceServiceStatus
 from sluice.api.v1alpha1 import EngineType
-from sluice.plan import children, disruption, outcome
+from sluice.plan import children, disruption, outcome, revisions
 from sluice.plan.actions import Action, Apply, Create, Outcome, Result, target_of
 from sluice.plan.health import InstancePhase, Verdict
 from sluice.plan.leaving import count_drains, drain_entries, drains_text
@@ -78,6 +78,7 @@ def compute_status(snapshot: ServiceSnapshot, plan: Plan, results: Sequence[Resu
         "drains": drain_entries(view),
         **outcome.service_entry(view),
         "summary": _summary(view),
+        "drift": _drift(view),
     }
     if view.desired is not None and _is_addressed(snapshot, results):
         status["url"] = service_url(snapshot)
@@ -91,6 +92,11 @@ def compute_status(snapshot: ServiceSnapshot, plan: Plan, results: Sequence[Resu
     # that differs from what we would write is written again for ever.
     whole = InferenceServiceStatus.model_validate(status)
     return outcome.fitted(whole.model_dump(mode="json", by_alias=True, exclude_none=True))
+
+
+def _drift(view: ServiceView) -> int:
+    stale = {(p.name, r.id) for p in view.pools for r in p.stored if revisions.is_drifted(view.snapshot, r)}
+    return sum((pool.name, i.pod.revision) in stale for pool in view.pools for i in pool.live)
 
 
 def _conditions(

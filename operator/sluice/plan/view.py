@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from sluice.api import names
 from sluice.api.conditions import Reason
+from sluice.api.v1alpha1 import UpgradePolicy
 from sluice.plan import backoff, failures, quarantine, revisions, rollback, surge, template
 from sluice.plan.backoff import Slot
 from sluice.plan.declared import Desired, DesiredPool, PoolDeclaration, Refused, declare
@@ -110,6 +111,11 @@ class ServiceView:
     def instances(self) -> tuple[Instance, ...]:
         return tuple(i for pool in self.pools for i in pool.instances)
 
+    @property
+    def revisions(self) -> tuple[Revision, ...]:
+        """All that an instance may be of."""
+        return tuple(r for pool in self.pools for r in (*pool.stored, *((pool.target,) if pool.target else ())))
+
 
 def observe(snapshot: ServiceSnapshot, now: float) -> ServiceView:
     desired = declare(snapshot)
@@ -124,7 +130,9 @@ def observe(snapshot: ServiceSnapshot, now: float) -> ServiceView:
         found = _check(pool.declaration) if pool and pool.declaration else ()
         refusals += found
         usable = pool.declaration if pool and not found and not _name_refusal(snapshot) else None
-        pools.append(_pool(snapshot, name, pool, usable, stored.get(name, ()), pods.get(name, ()), routers, now))
+        policy = UpgradePolicy.ON_NEW_REVISION if isinstance(desired, Refused) else desired.spec.rollout.upgrade_policy
+        target = _target(snapshot, name, usable, stored.get(name, ()), policy)
+        pools.append(_pool(snapshot, name, pool, target, stored.get(name, ()), pods.get(name, ()), routers, now))
     known = None if isinstance(desired, Refused) else desired
     judged = tuple(_judged(snapshot, pool, known, now) for pool in pools)
     everyone = [instance for pool in judged for instance in pool.instances]
@@ -141,11 +149,24 @@ def observe(snapshot: ServiceSnapshot, now: float) -> ServiceView:
     )
 
 
+def _target(
+    snapshot: ServiceSnapshot,
+    pool: str,
+    declaration: PoolDeclaration | None,
+    stored: tuple[Revision, ...],
+    policy: UpgradePolicy,
+) -> Revision | None:
+    if declaration is None:
+        return None
+    said = str((_said(snapshot, pool).get("revision") or {}).get("target") or "")
+    return revisions.target(snapshot, pool, declaration, stored, said=said, policy=policy)
+
+
 def _pool(
     snapshot: ServiceSnapshot,
     name: str,
     pool: DesiredPool | None,
-    declaration: PoolDeclaration | None,
+    target: Revision | None,
     stored: tuple[Revision, ...],
     pods: Sequence[PodFacts],
     routers: tuple[RouterView, ...],
@@ -153,7 +174,6 @@ def _pool(
 ) -> PoolView:
     said = _said(snapshot, name)
     said_current = str((said.get("revision") or {}).get("current") or "")
-    target = revisions.target(snapshot, name, declaration, stored) if declaration else None
     known = {revision.id: revision for revision in stored}
     instances = []
     for pod in pods:

@@ -193,6 +193,7 @@ class Reconciler:
             config=self.config,
             signing_keys=self.keys.text,
             recent_creations=max(self.creations.recent(uid), young),
+            others_rolling=self.store.rolling(without=uid),
             profiles_known=view.profiles_known,
             nodes_known=view.nodes_known,
         )

@@ -24,6 +24,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from sluice.api import names
+from sluice.api.conditions import ConditionType, Reason
 from sluice.plan.facts import node_facts, pod_facts
 from sluice.plan.snapshot import NodeFacts, PodFacts
 from sluice.runtime import kinds
@@ -79,6 +80,8 @@ class Store:
         self._not_ready: set[str] = set()
         self._tombstones: dict[str, float] = {}
         self._absent: set[str] = set()
+        self._rolling: set[str] = set()
+        """UIDs of services whose status says that a rollout is under way."""
         self._warned_of_versions = False
         self.healed: Counter[str] = Counter()
         """Kind to changes that only a LIST told us of."""
@@ -120,6 +123,10 @@ class Store:
     def services(self) -> list[Key]:
         """Keys of all InferenceServices."""
         return [(names.SERVICE_KIND, *pair) for pair in self._service_uids]
+
+    def rolling(self, *, without: str) -> int:
+        """InferenceServices with a rollout under way, the one with this UID left out."""
+        return len(self._rolling) - (without in self._rolling)
 
     def count(self, kind: Kind) -> int:
         return len(self._entries[kind.name])
@@ -217,6 +224,7 @@ class Store:
             self._by_owner.setdefault(entry.owner, {})[entry.uid] = entry
         if entry.kind == names.SERVICE_KIND:
             self._service_uids[entry.namespace, entry.name] = entry.uid
+            (self._rolling.add if _is_rolling(entry.value) else self._rolling.discard)(entry.uid)
         elif entry.kind == names.PROFILE_KIND:
             self._profiles = MappingProxyType({**self._profiles, entry.name: entry.value})
         elif entry.kind == kinds.NODE.name:
@@ -231,6 +239,7 @@ class Store:
         if entry.kind == names.SERVICE_KIND:
             if self._service_uids.get((entry.namespace, entry.name)) == entry.uid:
                 del self._service_uids[entry.namespace, entry.name]
+            self._rolling.discard(entry.uid)
         elif entry.kind == names.PROFILE_KIND:
             self._profiles = MappingProxyType({k: v for k, v in self._profiles.items() if k != entry.name})
         elif entry.kind == kinds.NODE.name:
@@ -300,6 +309,13 @@ def _is_same(new: Entry, old: Entry) -> bool:
     if isinstance(new.value, PodFacts) or new.kind in _USER_KINDS:
         return False
     return _without_version(new.value) == _without_version(old.value)
+
+
+def _is_rolling(service: Mapping[str, Any]) -> bool:
+    conditions = (service.get("status") or {}).get("conditions") or []
+    return any(
+        c.get("type") == ConditionType.ROLLOUT_COMPLETE and c.get("reason") == Reason.ROLLING_OUT for c in conditions
+    )
 
 
 def _without_version(obj: Mapping[str, Any]) -> dict[str, Any]:

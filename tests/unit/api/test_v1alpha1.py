@@ -84,6 +84,7 @@ FULL: dict[str, Any] = {
         "maxUnavailable": 1,
         "progressDeadlineSeconds": 1800,
         "onFailure": "Hold",
+        "upgradePolicy": "Manual",
         "paused": True,
     },
     "suspend": True,

@@ -58,6 +58,7 @@ class Engine:
 class Cluster:
     service: dict[str, Any]
     config: OperatorConfig = field(default_factory=OperatorConfig)
+    others_rolling: int = 0
     now: float = START
     pods: dict[str, dict[str, Any]] = field(default_factory=dict)
     children: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
@@ -92,6 +93,7 @@ class Cluster:
             routers={p.uid: RouterFacts(*said) for p in pods if (said := self._router(p.name)) is not None},
             config=self.config,
             signing_keys='{"keys":[]}',
+            others_rolling=self.others_rolling,
         )
 
     def pass_(self) -> Plan:

@@ -310,3 +310,21 @@ def test_so_many_nodes_not_ready_that_the_control_plane_must_be_cut_off_prove_no
     view = store.view(KEY)
     assert view is not None
     assert list(view.nodes) == ["lost-0"]
+
+
+def test_services_with_a_rollout_under_way_are_counted_without_the_one_that_asks() -> None:
+    store = Store()
+
+    def say(name: str, reason: str, version: int, event: str = "MODIFIED") -> None:
+        service = a_service(name=name, uid=f"uid-{name}", version=version)
+        service["status"] = {"conditions": [{"type": "RolloutComplete", "status": "False", "reason": reason}]}
+        store.apply(event, service)
+
+    say("a", "RollingOut", 1)
+    say("b", "RollingOut", 1)
+    say("c", "RolledBack", 1)
+    assert store.rolling(without="uid-c") == 2
+    assert store.rolling(without="uid-a") == 1
+    say("a", "RolloutComplete", 2)
+    say("b", "RollingOut", 2, "DELETED")
+    assert store.rolling(without="") == 0
