@@ -287,6 +287,7 @@ def _member(view: ServiceView, pool: PoolView, instance: Instance) -> Member:
         is_serving=instance.is_serving and disruption.is_protected(instance, view.snapshot.nodes),
         may_serve=_may_serve(instance),
         in_flight=instance.in_flight,
+        prompt_tokens=instance.state.prompt_tokens if instance.state else None,
         moves=disruption.moves(instance, view.snapshot.nodes),
         is_kept=disruption.is_kept(instance, view.now),
     )

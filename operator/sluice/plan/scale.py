@@ -1,8 +1,10 @@
 """Which instances leave when there are more than wanted.
 
-Whoever can't serve yet goes before anyone who serves (S023), and of those who serve the one with the least to finish.
+Whoever can't serve yet goes before anyone who serves (S023); of those who serve the one with the least to finish, then
+the one with the least cached.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -24,6 +26,9 @@ class Member:
     instances look expendable."""
     in_flight: int | None
     """Requests in the engine; None (unknown) counts as the most, never as none."""
+    prompt_tokens: float | None = None
+    """Worked through in this engine run: what its prefix cache was filled from, since no engine tells what is in it.
+    None (unknown) counts as the most."""
     moves: Reason | None = None
     """Why it has to be replaced whatever its revision: its node goes, or a user asked for it."""
     is_kept: bool = False
@@ -39,7 +44,8 @@ def victims(members: Sequence[Member], excess: int) -> tuple[Member, ...]:
     return tuple(sorted(members, key=_cost)[: max(0, excess)])
 
 
-def _cost(member: Member) -> tuple[bool, bool, bool, bool, float, int, str]:
-    busy = float("inf") if member.in_flight is None else float(member.in_flight)
+def _cost(member: Member) -> tuple[bool, bool, bool, bool, float, float, int, str]:
+    busy = math.inf if member.in_flight is None else float(member.in_flight)
+    cached = math.inf if member.prompt_tokens is None else member.prompt_tokens
     stays = member.moves is None
-    return member.is_kept, member.may_serve, stays, member.is_new, busy, -member.index, member.name
+    return member.is_kept, member.may_serve, stays, member.is_new, busy, cached, -member.index, member.name

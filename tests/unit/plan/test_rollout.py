@@ -31,6 +31,7 @@ def member_lists(draw: st.DrawFn) -> list[Member]:
                 is_serving=serving,
                 may_serve=serving or draw(st.booleans()),
                 in_flight=draw(st.none() | st.integers(0, 9)),
+                prompt_tokens=draw(st.none() | st.floats(0, 1e9)),
             )
         )
     return members
@@ -166,6 +167,16 @@ def test_of_the_serving_ones_the_least_busy_leaves_and_an_unknown_load_counts_as
     members = [new(0, in_flight=None), new(1, in_flight=3), new(2, in_flight=1)]
     assert [m.name for m in victims(members, 2)] == ["new-2", "new-1"]
     assert victims(members, -1) == ()
+
+
+def test_of_equally_busy_ones_the_least_cached_leaves_and_an_unknown_cache_counts_as_full() -> None:
+    members = [
+        replace(new(0), prompt_tokens=None),
+        replace(new(1), prompt_tokens=10.0),
+        replace(new(2), prompt_tokens=5e6),
+        replace(new(3, in_flight=1), prompt_tokens=0.0),
+    ]
+    assert [m.name for m in victims(members, 4)] == ["new-1", "new-2", "new-0", "new-3"]
 
 
 def test_while_held_missing_instances_come_back_and_a_surge_under_way_stays() -> None:
