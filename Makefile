@@ -13,7 +13,7 @@ SPREAD := -n auto --dist worksteal
 CLUSTER ?= local
 export CLUSTER CONTEXT
 
-.PHONY: docs help setup generate verify format lint type unit sim fakeapi api e2e e2e-short bench golden chart image \
+.PHONY: docs help setup generate verify format lint type unit sim fakeapi api e2e e2e-short e2e-real bench golden chart image \
         bench-flags demo demo-down test all lock clean
 
 help:  ## This list
@@ -91,6 +91,10 @@ e2e-short: setup  ## Real kubelets, each row once
 e2e: setup  ## Real kubelets, full counts
 	$(BED) build
 	SLUICE_E2E=full $(PYTEST) e2e/suites --durations=20
+
+e2e-real: setup  ## A real vLLM on CPU behind the product (3 GB of disk, 1 GB of download once)
+	$(BED) build
+	$(PYTEST) e2e/real -s --durations=10
 
 bench bench-lifecycle: export SLUICE_E2E = full
 

@@ -63,6 +63,29 @@ def fetch(bed: LocalBed, url: str, *, method: str = "GET", body: Any = None, tim
         return text
 
 
+def bound_claim(bed: LocalBed, namespace: str, directory: Path) -> str:
+    """Make a claim `models`, bound to a directory of this machine; its name. The volume goes with the bed."""
+    size = {"storage": "1Mi"}
+    bed.api.create(
+        "/api/v1/persistentvolumes",
+        {
+            "metadata": {"name": namespace},
+            "spec": {
+                "capacity": size,
+                "accessModes": ["ReadOnlyMany"],
+                "hostPath": {"path": str(directory), "type": "Directory"},
+                "claimRef": {"namespace": namespace, "name": "models"},
+            },
+        },
+    )
+    spec = {"accessModes": ["ReadOnlyMany"], "storageClassName": "", "volumeName": namespace}
+    bed.api.create(
+        f"/api/v1/namespaces/{namespace}/persistentvolumeclaims",
+        {"metadata": {"name": "models"}, "spec": {**spec, "resources": {"requests": size}}},
+    )
+    return "models"
+
+
 def kill_container(pod: Object, container: str) -> None:
     """SIGKILL to the processes of one container of a pod on the local bed, found by its ID in their control groups."""
     statuses = [*pod["status"].get("containerStatuses", []), *pod["status"].get("initContainerStatuses", [])]

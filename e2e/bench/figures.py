@@ -70,6 +70,11 @@ BARS: dict[str, Bar] = {
     "lifecycle.deadline.reported_cut": exactly(1, "requests"),
     "lifecycle.deadline.gone_s": Bar("s", "recorded", lambda _: True),
     "layouts.flags_refused": exactly(0, "lists"),
+    "sizing.memory_error_pct": at_most(2, "%"),
+    "real.ready_s": Bar("s", "recorded", lambda _: True),
+    "real.lost": exactly(0, "requests"),
+    "real.core_killed.unrouted_s": Bar("s", "recorded", lambda _: True),
+    "real.core_killed.serves_again_s": Bar("s", "recorded", lambda _: True),
 }
 
 

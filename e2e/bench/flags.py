@@ -65,7 +65,8 @@ def refused(engine: str, lists: dict[str, list[str]]) -> dict[str, str]:
         script = str(Path(__file__).with_name("flag_parsers.py"))
         try:
             done = subprocess.run(
-                [python, script, engine, str(answer)],
+                # -P: the script's directory has modules with names of the standard library's
+                [python, "-P", script, engine, str(answer)],
                 input=json.dumps({**lists, CONTROL: [*next(iter(lists.values()), []), CONTROL]}),
                 env=env,
                 cwd=directory,

@@ -7,7 +7,7 @@ import pytest
 
 from e2e.bed.local import LocalBed
 from e2e.chaos.observe import a_spec, is_ready, names_of
-from e2e.product import Product, Service, fetch, until
+from e2e.product import Product, Service, bound_claim, fetch, until
 
 PORT = 8123
 METRICS = {
@@ -27,27 +27,9 @@ METRICS = {
 @pytest.fixture
 def claim(bed: LocalBed, namespace: str, tmp_path: Path) -> str:
     """A bound claim on a directory of this machine; its volume goes with the bed."""
-    size = {"storage": "1Mi"}
     (tmp_path / "model").mkdir()
     tmp_path.chmod(0o755)
-    spec = {"accessModes": ["ReadOnlyMany"], "storageClassName": "", "volumeName": namespace}
-    bed.api.create(
-        "/api/v1/persistentvolumes",
-        {
-            "metadata": {"name": namespace},
-            "spec": {
-                "capacity": size,
-                "accessModes": ["ReadOnlyMany"],
-                "hostPath": {"path": str(tmp_path), "type": "Directory"},
-                "claimRef": {"namespace": namespace, "name": "models"},
-            },
-        },
-    )
-    bed.api.create(
-        f"/api/v1/namespaces/{namespace}/persistentvolumeclaims",
-        {"metadata": {"name": "models"}, "spec": {**spec, "resources": {"requests": size}}},
-    )
-    return "pvc://models/model"
+    return f"pvc://{bound_claim(bed, namespace, tmp_path)}/model"
 
 
 def a_custom_spec(claim: str, flavor: str) -> dict[str, Any]:
