@@ -49,8 +49,8 @@ def _lossless(product: Product, figures: Recorder, companion: str) -> list[str]:
             print(f"    {name}: {outcome.sent} sent, {outcome.lost} lost in {outcome.seconds:.0f} s", flush=True)
             if outcome.lost:
                 print(f"    {outcome.details}", flush=True)
-        if companion:
-            lossless.restore_operator(product)
+            if companion:
+                lossless.restore_operator(product)
     if companion and not broken:
         _record(figures, companion, sent, lost)
     return broken

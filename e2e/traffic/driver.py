@@ -57,9 +57,9 @@ class Tally:
 
     sent: int = 0
     resent: int = 0
-    """Sent again on another connection, because the kept one was closed before the request could be written to it. A
-    router that ends closes its idle connections, and a client may be about to use one (RFC 9112, 9.5); nobody got
-    the request, and HTTP clients send it again by themselves."""
+    """Sent again on another connection, because the kept one was closed under the request, before a byte of an answer.
+    A router that ends closes its idle connections and can't announce it, and a client may be just about to use one (RFC
+    9112, 9.3.1): OpenAI's and most HTTP clients send again by themselves."""
     verdicts: Counter[Verdict] = field(default_factory=Counter)
     first_token_s: list[float] = field(default_factory=list)
     total_s: list[float] = field(default_factory=list)
@@ -117,7 +117,8 @@ async def run(load: Load, stop: asyncio.Event, tally: Tally | None = None) -> Ta
                 tally.errors.append(f"{time.monotonic() - started:.1f} s: {verdict}: {detail}")
             await asyncio.sleep(load.pause_s)
 
-    async with aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0)) as session:
+    connector = aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(timeout=timeout, connector=connector, trace_configs=[_trace()]) as session:
         await asyncio.gather(*(client(session) for _ in range(load.concurrency)))
     return tally
 
@@ -158,20 +159,37 @@ async def _request(
     return verdict, detail
 
 
+@dataclass(slots=True)
+class Kept:
+    """Whether a request went over a connection that was kept from one before."""
+
+    connection: bool = False
+
+
+def _trace() -> aiohttp.TraceConfig:
+    async def reused(_: aiohttp.ClientSession, context: Any, __: object) -> None:
+        context.trace_request_ctx.connection = True
+
+    trace = aiohttp.TraceConfig()
+    trace.on_connection_reuseconn.append(reused)
+    return trace
+
+
 async def _connect(
     session: aiohttp.ClientSession, load: Load, body: dict[str, Any], tally: Tally
 ) -> aiohttp.ClientResponse:
     left, may_resend = load.reconnects, True
     while True:
+        kept = Kept()
         try:
-            return await session.post(f"{load.url}/v1/chat/completions", json=body)
+            return await session.post(f"{load.url}/v1/chat/completions", json=body, trace_request_ctx=kept)
         except aiohttp.ClientConnectorError:
             if not left:
                 raise
             left -= 1
             await asyncio.sleep(0.5)
-        except aiohttp.ClientOSError:  # unlike ServerDisconnectedError: the request never left whole
-            if not may_resend:
+        except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError):
+            if not kept.connection or not may_resend:
                 raise
             may_resend = False
             tally.resent += 1

@@ -30,7 +30,7 @@ def read_samples(page: str, wanted: Iterable[str]) -> Samples:
     """The wanted samples of a page; names that are not on it are absent. A line without readable labels has none."""
     names = set(wanted)
     found: dict[str, list[tuple[Mapping[str, str], float | None]]] = {}
-    for line in page.splitlines():
+    for line in page.split("\n"):  # not splitlines: a label may hold other line ends
         name = re.split(r"[{ \t]", line, maxsplit=1)[0]
         if name not in names:
             continue

@@ -95,10 +95,11 @@ class EnvVar(ApiModel):
 EnvList = Annotated[list[EnvVar], Field(max_length=64, json_schema_extra=list_map("name") | _NO_OWNED_ENV)]
 Argument = Annotated[str, StringConstraints(min_length=1, max_length=1024, pattern=NO_CONTROL)]
 ArgumentList = Annotated[list[Argument], Field(max_length=64, json_schema_extra=atomic() | _NO_OWNED_FLAGS)]
-PoolArgument = Annotated[str, StringConstraints(min_length=1, max_length=512, pattern=NO_CONTROL)]
+PoolArgument = Annotated[Argument, Field(json_schema_extra={"maxLength": 512})]
 PoolArgumentList = Annotated[list[PoolArgument], Field(max_length=32, json_schema_extra=atomic() | _NO_OWNED_FLAGS)]
 """Half as many and half as long: the API server multiplies the cost of a rule (length of the pattern x length of the
-text) by the number of pools that a service can have, and refuses a CRD above its limit."""
+text) by the number of pools that a service can have, and refuses a CRD above its limit. Read are longer ones too: an
+object may be older than the limit."""
 CommandList = Annotated[list[Argument], Field(min_length=1, max_length=64, json_schema_extra=atomic())]
 
 

@@ -33,7 +33,7 @@ from sluice.plan.pods import build_pod
 from sluice.plan.problems import new_problem_events
 from sluice.plan.revisions import Revision
 from sluice.plan.rollout import Budget, Leave, Step, held_step, next_step, removed_step
-from sluice.plan.routing import Served, put_lists, wanted_workers
+from sluice.plan.routing import Served, held_ports, put_lists, wanted_workers
 from sluice.plan.scale import Member
 from sluice.plan.snapshot import Event, ServiceSnapshot
 from sluice.plan.timeline import first_serving
@@ -357,7 +357,8 @@ def _plan_children(view: ServiceView) -> tuple[tuple[Apply, ...], tuple[children
         return (), ()
     snapshot = view.snapshot
     live = children.own(snapshot, "Deployment", router.router_name(snapshot))
-    ports = sorted({engine_port(revision.declaration) for revision in view.revisions} or {ENGINE_PORT})
+    declared = {engine_port(revision.declaration) for revision in view.revisions}
+    ports = sorted((declared | held_ports(view.routers)) or {ENGINE_PORT})
     wanted = [
         *([router.build_keys(snapshot)] if snapshot.signing_keys else []),
         policies.build_engine_policy(snapshot, ports),

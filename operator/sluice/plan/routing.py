@@ -5,8 +5,8 @@ Invariants:
   listed before and has gone silent. Nobody is listed who drains, terminates, failed or is lost.
 - Serving = every live router shows the worker ready, and so does each one that starts and has its list: it may be Ready
   by its other workers a moment later, when those are about to leave. Unrouted = no router can still send it a request.
-- A router that says nothing proves nothing, unless its pod is terminating or turned not ready after its last word (it
-  then gets no new requests).
+- A router that says nothing proves nothing, unless its pod is terminating, or was ready and is not any more: it then
+  gets no new requests.
 - No list is sent to a router before it was heard: a fresh operator must not empty routers by ignorance.
 """
 
@@ -24,6 +24,10 @@ from sluice.plan.snapshot import PodFacts, ServiceSnapshot
 
 _MAY_GET_REQUESTS = frozenset({WorkerStatus.READY, WorkerStatus.PENDING, WorkerStatus.NOT_READY})
 """smg states from which a worker has requests sent to it, now or when its next health check passes."""
+STARTING_S = 60.0
+"""Seconds for which a router that is not ready yet counts as starting; smg has its workers within two."""
+NEVER_READY_S = 30.0
+"""A pod whose Ready condition has been False since so soon after its creation has not been Ready before."""
 _NOT_IN_SMG = frozenset({WorkerStatus.WITHHELD, WorkerStatus.ABSENT})
 
 
@@ -35,8 +39,8 @@ class RouterView:
     last: RouterState | None
     """Its last word, however old."""
     is_fresh: bool
-    heard_at: float | None = None
-    """Seconds since the epoch; None: never."""
+    not_ready_s: float = 0.0
+    """Seconds since its pod turned not ready, or was made."""
 
     @property
     def takes_requests(self) -> bool:
@@ -45,10 +49,12 @@ class RouterView:
 
     @property
     def is_starting(self) -> bool:
-        """It has its list, so its pod is Ready as soon as any worker is."""
+        """It has its list, so its pod is Ready as soon as any worker is. One that takes longer may be cut off from the
+        engines, and must not keep them from serving elsewhere."""
         is_leaving = self.pod.deletion_at is not None or self.pod.phase != "Running"
         held = self.last.wanted if self.last is not None and self.speaks else None
-        return held is not None and held.open and not self.pod.ready and not is_leaving
+        is_young = self.not_ready_s <= STARTING_S
+        return held is not None and held.open and not self.pod.ready and not is_leaving and is_young
 
     @property
     def speaks(self) -> bool:
@@ -66,10 +72,9 @@ def router_views(snapshot: ServiceSnapshot, now: float) -> tuple[RouterView, ...
     for pod in snapshot.pods:
         if pod.component == names.COMPONENT_ROUTER:
             facts = snapshot.routers.get(pod.uid)
-            if facts is None:
-                views.append(RouterView(pod, None, False))
-            else:
-                views.append(RouterView(pod, facts.state, facts.age_s <= SILENT_S, now - facts.age_s))
+            is_fresh = facts is not None and facts.age_s <= SILENT_S
+            not_ready_s = 0.0 if pod.ready else now - (pod.not_ready_since or pod.created_at)
+            views.append(RouterView(pod, facts.state if facts else None, is_fresh, not_ready_s))
     return tuple(views)
 
 
@@ -109,14 +114,19 @@ def is_unrouted(instance: Instance, routers: Sequence[RouterView]) -> bool:
 
 
 def _may_have_become_ready(router: RouterView, instance: Instance) -> bool:
-    """A router that was not ready yet, told that it has the instance, and then fell silent: the watch may not have told
-    us that it became ready meanwhile."""
+    """A router that was never ready yet, told that it has the instance, and then fell silent: the watch may not have
+    told us that it became ready meanwhile. Two times of the API are compared, not ours with the API's."""
     pod, last = router.pod, router.last
     if pod.deletion_at is not None or pod.phase != "Running" or last is None or last.wanted is None:
         return False
-    has_it = any(worker.id == instance.name for worker in last.wanted.workers)
-    since, heard_at = pod.not_ready_since, router.heard_at
-    return has_it and since is not None and heard_at is not None and since < heard_at
+    was_ready = pod.not_ready_since is None or pod.not_ready_since - pod.created_at > NEVER_READY_S
+    return not was_ready and any(worker.id == instance.name for worker in last.wanted.workers)
+
+
+def held_ports(routers: Iterable[RouterView]) -> frozenset[int]:
+    """Engine ports of the lists that routers hold: also of instances whose revision is not stored any more."""
+    workers = (w for router in routers if router.last and router.last.wanted for w in router.last.wanted.workers)
+    return frozenset(port for worker in workers if (port := urlsplit(worker.url).port))
 
 
 def _has_let_go(router: RouterView, instance: Instance) -> bool:

@@ -42,16 +42,19 @@ class AgentWatch:
         self.paths: dict[str, DataPath] = {}
         self._on_news = on_news
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._engines: dict[str, str] = {}
         connector = aiohttp.TCPConnector(limit=0)  # one held connection per worker, at most MAX_WORKERS
         self._session = aiohttp.ClientSession(connector=connector)
 
     def follow(self, engines: Mapping[str, str]) -> None:
         """Listen to exactly these agents (agent URL to engine URL); what others said is forgotten."""
-        for url in self._tasks.keys() - engines.keys():
+        for url in [known for known, engine in self._engines.items() if engines.get(known) != engine]:
+            del self._engines[url]
             self._tasks.pop(url).cancel()
             self.heard.pop(url, None)
             self.paths.pop(url, None)
         for url in engines.keys() - self._tasks.keys():
+            self._engines[url] = engines[url]
             self._tasks[url] = asyncio.create_task(self._listen(url, engines[url]))
 
     async def close(self) -> None:

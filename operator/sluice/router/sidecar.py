@@ -21,6 +21,9 @@ log = logging.getLogger(__name__)
 
 ROUND_S = 1.0
 SIBLING_PAUSE_S = 2.0
+KEPT_S = 60.0
+"""For which the last ready worker is kept after the operator gave it up. A router on which the others don't get ready
+by then is cut off from them: without a worker it leaves the Service, and its siblings take the requests."""
 NO_MANIFEST = Manifest(entries=(), left_out={}, withheld=frozenset())
 
 
@@ -37,8 +40,8 @@ class Sidecar:
         self._agents = AgentWatch(self._news.set)
         self._manifest = NO_MANIFEST
         self._listed = run_dir.load_manifest()
-        self._leaving: dict[str, Worker] = {}
-        """Of earlier lists, by instance, while they stand in the manifest."""
+        self._leaving: dict[str, tuple[Worker, float]] = {}
+        """Of earlier lists, by instance, while they stand in the manifest; with when they were given up (monotonic)."""
         self.view: SmgView = UNKNOWN_VIEW
         self.held: HeldList | None = run_dir.load_wanted()
         if self.held is not None:
@@ -114,8 +117,9 @@ class Sidecar:
     def _hold(self, held: HeldList) -> None:
         self._run_dir.save_wanted(held)
         ids = {worker.id for worker in held.wanted.workers}
-        before = {worker.id: worker for worker in self.held.wanted.workers} if self.held else {}
-        self._leaving = {name: w for name, w in (self._leaving | before).items() if name not in ids}
+        now = time.monotonic()
+        before = {worker.id: (worker, now) for worker in self.held.wanted.workers} if self.held else {}
+        self._leaving = {name: w for name, w in (before | self._leaving).items() if name not in ids}
         if self.held is None or self.held.wanted.generation != held.wanted.generation:
             log.info("list %s: %d workers, open=%s", held.wanted.generation, len(held.wanted.workers), held.wanted.open)
         self.held = held
@@ -123,7 +127,7 @@ class Sidecar:
 
     def _follow(self) -> None:
         if self.held is not None:
-            followed = (*self._leaving.values(), *self.held.wanted.workers)
+            followed = (*(worker for worker, _ in self._leaving.values()), *self.held.wanted.workers)
             self._agents.follow({worker.agent_url: worker.url for worker in followed})
 
     async def _reconcile(self) -> None:
@@ -136,7 +140,7 @@ class Sidecar:
             self.view,
             self._listed or (),
             self._agents.paths,
-            tuple(self._leaving.values()),
+            [worker for worker, since in self._leaving.values() if time.monotonic() - since < KEPT_S],
         )
         if manifest.entries != self._listed:
             self._run_dir.save_manifest(manifest.entries)
@@ -146,7 +150,7 @@ class Sidecar:
             log.info("left out: %s", dict(manifest.left_out))
         self._manifest = manifest
         if self._leaving.keys() - manifest.kept:
-            self._leaving = {name: worker for name, worker in self._leaving.items() if name in manifest.kept}
+            self._leaving = {name: entry for name, entry in self._leaving.items() if name in manifest.kept}
             self._follow()
 
     async def _ask_siblings(self) -> None:

@@ -9,7 +9,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from time import monotonic
 from typing import Any, Final, Protocol
@@ -51,6 +51,9 @@ MAX_ROUNDS: Final = 4
 """Of one pass; more than any chain of steps that needs no word from outside. A service that never comes to rest gives
 way to the others then."""
 
+ROUNDS_SHARE: Final = 1 / 3
+"""Part of a pass's time after which no round is begun: the status has to be written before the pass is stopped."""
+
 PlanFunction = Callable[[ServiceSnapshot, float], Plan]
 StatusFunction = Callable[[ServiceSnapshot, Plan, Sequence[Result], float], Object]
 
@@ -77,6 +80,8 @@ class _Round:
     """What one round of a pass saw, decided and did."""
 
     snapshot: ServiceSnapshot
+    before: Mapping[str, Any]
+    """The status that stands on the object."""
     plan: Plan
     results: tuple[Result, ...]
     now: float
@@ -129,47 +134,58 @@ class Reconciler:
     async def run(self, key: Key) -> Ended:
         """One pass: rounds of looking, planning and acting while the last one did something, then the status.
 
-        A round sees what the one before did (the store has the responses), so the status is written once and right,
+        A round sees what the one before did (the store has the responses) and what it would have told: what failed is
+        kept in status alone, and is gone from the pods once it was acted on. So the status is written once and right,
         and a step that follows at once does not wait behind other services.
         """
-        left = MAX_ROUNDS
+        told: Object | None = None
+        started, left = monotonic(), MAX_ROUNDS
         while (view := self.store.view(key)) is not None:
-            step = await self._round(key, view)
+            step = await self._round(key, view, told)
+            told = None if step is None else await self._status(key, step)
             left -= 1
-            if step is None:
+            if step is None or told is None:
                 return Ended.ERROR
-            if not step.goes_on or not left:
-                return await self._conclude(key, step)
+            if not step.goes_on or not left or monotonic() - started > PASS_TIMEOUT_S * ROUNDS_SHARE:
+                return await self._conclude(key, step, told)
         self._forget(key)
         return Ended.SUCCESS
 
-    async def _round(self, key: Key, view: View) -> "_Round | None":
-        """Plan and act once; None after a bug in the plan, which is told on the object."""
+    async def _round(self, key: Key, view: View, told: Object | None) -> "_Round | None":
+        """Plan and act once; None after a bug in the plan, which is told on the object.
+
+        `told`: the status that the round before came to, not written yet.
+        """
         self.uids[key] = str(view.service["metadata"]["uid"])
         self.agents.watch(key, view.pods)
         self.routers.watch(key, view.pods)
-        snapshot = self._snapshot(view)
+        before = view.service.get("status") or {}
+        snapshot = self._snapshot(view if told is None else replace(view, service={**view.service, "status": told}))
         now = self.wall_clock()
         try:
             plan = self.plan(snapshot, now)
         except Exception as error:  # a bug: say so on the object, do nothing
             log.exception("%s %s/%s: planning failed", *key)
-            await self._write_status(key, snapshot, internal_error_status(snapshot, error, now))
+            await self._write_status(key, snapshot, before, internal_error_status(snapshot, error, now))
             return None
         results = await self.executor.run(snapshot.uid, plan.actions, recent_creations=snapshot.recent_creations)
         self._report(snapshot, plan, results)
-        return _Round(snapshot, plan, results, now)
+        return _Round(snapshot, before, plan, results, now)
 
-    async def _conclude(self, key: Key, step: "_Round") -> Ended:
-        """Write the status of the last round and say when to look again."""
-        snapshot, plan, results = step.snapshot, step.plan, step.results
+    async def _status(self, key: Key, step: "_Round") -> Object | None:
+        """What the round would tell; None after a bug, which is told on the object."""
         try:
-            status = self.compute_status(snapshot, plan, results, step.now)
+            return self.compute_status(step.snapshot, step.plan, step.results, step.now)
         except Exception as error:  # a bug again: what was done stays done, the condition says why no more is known
             log.exception("%s %s/%s: computing the status failed", *key)
-            await self._write_status(key, snapshot, internal_error_status(snapshot, error, step.now))
-            return Ended.ERROR
-        written = await self._write_status(key, snapshot, status)
+            failed = internal_error_status(step.snapshot, error, step.now)
+            await self._write_status(key, step.snapshot, step.before, failed)
+            return None
+
+    async def _conclude(self, key: Key, step: "_Round", status: Object) -> Ended:
+        """Write the status of the last round and say when to look again."""
+        plan, results = step.plan, step.results
+        written = await self._write_status(key, step.snapshot, step.before, status)
         if any(result.outcome is Outcome.DONE for result in results):
             self.queue.add(key)  # the next step may follow from what was just done; the watch brings nothing new
         if plan.requeue_after_s is not None:
@@ -232,9 +248,11 @@ class Reconciler:
             self.queue.add_after(key, CONFLICT_PAUSE_S)
         return Ended.REFUSED if refused else Ended.SUCCESS
 
-    async def _write_status(self, key: Key, snapshot: ServiceSnapshot, status: Object) -> bool:
-        """Write the status if it differs; False: not written, try again."""
-        if status == snapshot.status:
+    async def _write_status(
+        self, key: Key, snapshot: ServiceSnapshot, before: Mapping[str, Any], status: Object
+    ) -> bool:
+        """Write the status if it differs from what stands there; False: not written, try again."""
+        if status == before:
             return True
         meta = snapshot.service["metadata"]
         body = {

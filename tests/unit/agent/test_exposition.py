@@ -92,3 +92,8 @@ def test_process_start_is_read() -> None:
 @pytest.mark.parametrize("page", ["", "\x00\xff garbage", 'vllm:num_requests_running{engine="0"', "a" * 100_000])
 def test_garbage_gives_nothing(page: str) -> None:
     assert _read(page, SOURCES) == {}
+
+
+def test_a_line_end_of_unicode_inside_a_label_ends_no_line() -> None:
+    page = 'x{a="one\u2028two"} 3\nx{a="b\x85c"} 4\n'
+    assert read_signals(read_samples(page, {"x"}), {Signal.RUNNING: [MetricSource(name="x")]}) == {Signal.RUNNING: 7.0}

@@ -124,6 +124,8 @@ def test_a_claims_root_or_a_directory_in_it(uri: str) -> None:
         "-tp=2",
         "--tensor-par=2",  # argparse completes abbreviations
         "--hos=0.0.0.0",
+        "--ho=0.0.0.0",
+        "--nn=2",
         "--kv-transfer-config.kv_role=kv_producer",
         "--no-enable-server-load-tracking",
         "--api-key=secret",

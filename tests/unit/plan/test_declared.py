@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from sluice.plan.declared import Desired, Refused, declare, digest
+from sluice.plan.declared import Desired, PoolDeclaration, Refused, declare, digest
 from tests.unit.plan.cluster import Cluster, a_service, pools
 
 BASE: dict[str, Any] = {
@@ -277,3 +277,13 @@ def test_a_layout_that_became_too_large_keeps_what_runs() -> None:
     accepted = cluster.condition("Accepted")
     assert accepted["status"] == "False"
     assert "= 8 accelerators in one pod, and a node of the profile has 4" in accepted["message"]
+
+
+def test_an_argument_of_a_pool_that_is_older_than_its_limit_is_still_read() -> None:
+    """Stored when a pool's argument could have 1024 characters: what runs has to be known and repaired."""
+    long = "--compilation-config=" + "x" * 700
+    cluster = Cluster(a_service({"pools": pools(1, engine={"args": [long]})}))
+    cluster.run()
+    assert cluster.condition("Ready")["status"] == "True"
+    stored = {"model": {"uri": "pvc://a/b", "name": "m"}, "poolEngine": {"args": [long]}}
+    assert PoolDeclaration.model_validate(stored, extra="ignore").pool_engine.args == [long]

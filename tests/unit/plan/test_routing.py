@@ -9,7 +9,16 @@ from sluice.api.agent import EnginePhase
 from sluice.api.router import RoutedWorker, RouterState, Worker, WorkerList, WorkerStatus
 from sluice.plan.facts import pod_facts
 from sluice.plan.health import Instance, InstancePhase
-from sluice.plan.routing import RouterView, Served, confirmed, is_unrouted, put_lists, wanted_workers, worker_list
+from sluice.plan.routing import (
+    RouterView,
+    Served,
+    confirmed,
+    held_ports,
+    is_unrouted,
+    put_lists,
+    wanted_workers,
+    worker_list,
+)
 from tests.unit.plan.test_health import NOW, a_pod, judge, says
 
 SERVED = {"": Served("llama", 8000)}
@@ -145,17 +154,31 @@ def test_a_worker_is_listed_at_the_port_of_its_revision_and_let_go_at_any() -> N
 @pytest.mark.parametrize(
     ("not_ready_since", "let_go"),
     [
-        pytest.param(NOW - 5, True, id="not ready after its last word"),
-        pytest.param(NOW - 60, False, id="told us that it has the instance when it was not ready yet"),
+        pytest.param(NOW - 5, True, id="was ready before"),
+        pytest.param(NOW - 599, False, id="was never ready"),
         pytest.param(None, True, id="since unknown"),
     ],
 )
-def test_a_silent_router_that_is_not_ready_has_let_go_if_its_last_word_is_older(
+def test_a_silent_router_that_is_not_ready_has_let_go_if_it_was_ready_before(
     not_ready_since: float | None, let_go: bool
 ) -> None:
-    """The watch may be behind: the pod that it shows as not ready may be Ready by now, with the list that it told."""
+    """The watch may be behind: the pod that it shows as not ready yet may be Ready by now, with the list that it told.
+    Both times are the API's, so that our clock does not matter."""
     verified = judge(a_pod(), READY)
     [worker] = wanted_workers([verified], [], SERVED)
     silent = a_router(ready=False, fresh=False, held=worker_list([worker]))
-    pod = dataclasses.replace(silent.pod, not_ready_since=not_ready_since)
-    assert is_unrouted(verified, [dataclasses.replace(silent, pod=pod, heard_at=NOW - 30)]) is let_go
+    pod = dataclasses.replace(silent.pod, created_at=NOW - 600, not_ready_since=not_ready_since)
+    assert is_unrouted(verified, [dataclasses.replace(silent, pod=pod)]) is let_go
+
+
+def test_a_router_that_does_not_get_ready_keeps_a_new_instance_from_serving_for_a_minute_at_most() -> None:
+    """Its sidecar answers, but its node's way to the engines is broken."""
+    sick = a_router(entry(WorkerStatus.PENDING), ready=False, held=worker_list([]))
+    verified = judge(a_pod(), READY)
+    assert phase(verified, a_router(entry()), dataclasses.replace(sick, not_ready_s=5)) == "Verifying"
+    assert phase(verified, a_router(entry()), dataclasses.replace(sick, not_ready_s=61)) == "Serving"
+
+
+def test_ports_of_held_lists_stay_open_when_their_revision_is_gone() -> None:
+    [worker] = wanted_workers([judge(a_pod(), READY)], [], {"": Served("llama", 9100)})
+    assert held_ports([a_router(held=worker_list([worker])), a_router(heard=False)]) == {9100}

@@ -13,6 +13,7 @@ from sluice.api.config import OperatorConfig
 from sluice.plan.actions import Action, Create, Outcome, Result
 from sluice.plan.planner import Plan
 from sluice.plan.snapshot import Event, ServiceSnapshot
+from sluice.runtime import reconciler
 from sluice.runtime.errors import Forbidden, QuotaExceeded, Unavailable
 from sluice.runtime.events import Recorder
 from sluice.runtime.executor import CreationLog, Executor
@@ -141,6 +142,29 @@ async def test_a_service_that_never_comes_to_rest_gives_way_and_has_its_status(w
     assert len(made) == MAX_ROUNDS
     assert world.live()["status"]["observedGeneration"] == 1
     assert world.queue.depth() == 1
+
+
+async def test_rounds_that_take_long_leave_time_for_the_status(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reconciler, "PASS_TIMEOUT_S", 0.6)
+    run = world.reconciler.executor.run
+    planned = 0
+
+    async def slow(*args: Any, **more: Any) -> Any:
+        await asyncio.sleep(0.25)
+        return await run(*args, **more)
+
+    def restless(_: ServiceSnapshot, __: float) -> Plan:
+        nonlocal planned
+        planned += 1
+        return Plan((create_pod(f"p{planned}"),))
+
+    monkeypatch.setattr(world.reconciler.executor, "run", slow)
+    object.__setattr__(world.reconciler, "plan", restless)
+    world.queue.add(KEY)
+    working = asyncio.create_task(world.reconciler.work())
+    await until(lambda: "status" in world.live())
+    world.queue.close()
+    await working
 
 
 async def test_status_is_written_though_an_action_was_refused_and_the_key_backs_off(world: World) -> None:

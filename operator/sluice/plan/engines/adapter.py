@@ -172,5 +172,5 @@ def _owned_short(text: str) -> str:
     return f"-{glued or completed}" if glued or completed else ""
 
 
-_SHORTEST_ABBREVIATION: Final = 3
-"""Characters; shorter ones are ambiguous to every engine's parser and refused by it."""
+_SHORTEST_ABBREVIATION: Final = 2
+"""Characters; a single one is ambiguous to every engine's parser and refused by it."""
