@@ -9,7 +9,9 @@ from typing import Any, Final
 import yaml
 
 from sluice.api import names
+from sluice.api.markers import DNS_SUBDOMAIN
 from sluice.cli.errors import UsageError
+from sluice.cli.files import is_file, of_kind, read_documents
 from sluice.sizing.fields import FactsError
 from sluice.sizing.hardware import Accelerator, from_memory, from_profile
 
@@ -45,16 +47,16 @@ def find_accelerator(wanted: str, documents: Sequence[Object]) -> Accelerator:
     Raises:
         UsageError: there is none of that name, or it says too little.
     """
-    own = [d for d in documents if d.get("kind") == names.PROFILE_KIND and _name(d) == wanted]
+    own = [d for d in of_kind(documents, names.PROFILE_KIND) if _name(d) == wanted]
     try:
         profile = own[0] if own else read_shipped(wanted)
         if profile is not None:
-            return from_profile(profile)
+            return from_profile(_named(profile))
         if _MEMORY.fullmatch(wanted):
             return from_memory(wanted)
         path = Path(wanted)
-        if path.suffix in (".yaml", ".yml") and path.is_file():
-            return from_profile(_profile_in(path))
+        if path.suffix in (".yaml", ".yml") and is_file(path):
+            return from_profile(_named(_profile_in(path)))
     except FactsError as error:
         raise UsageError(str(error)) from error
     raise UsageError(
@@ -68,12 +70,27 @@ def _name(document: Object) -> str:
     return str(metadata.get("name")) if isinstance(metadata, Mapping) else ""
 
 
+def is_profile(name: str) -> bool:
+    """Whether an accelerator has the name of an object; a size of memory has capital letters, which no name has."""
+    return re.fullmatch(DNS_SUBDOMAIN, name) is not None
+
+
 def _profile_in(path: Path) -> Object:
-    try:
-        found = [d for d in yaml.safe_load_all(path.read_text()) if isinstance(d, dict)]
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise FactsError(f"{path}: can't be read as YAML ({error})") from error
-    profile = next((d for d in found if d.get("kind") == names.PROFILE_KIND), None)
+    profile = next(iter(of_kind(read_documents(str(path)), names.PROFILE_KIND)), None)
     if profile is None:
-        raise FactsError(f"{path}: holds no AcceleratorProfile")
+        raise FactsError(f"{path}: holds no {names.PROFILE_KIND} of {names.API_VERSION}")
+    return profile
+
+
+def _named(profile: Object) -> Object:
+    """The profile itself, if a service can refer to it.
+
+    Raises:
+        FactsError: its name is none that the API takes.
+    """
+    if not is_profile(_name(profile)):
+        raise FactsError(
+            f"{names.PROFILE_KIND}: metadata.name: {_name(profile)[:80]!r} is no name of an object; write lower-case "
+            "letters, digits, '-' and '.'"
+        )
     return profile

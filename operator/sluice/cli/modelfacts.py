@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from sluice.cli.errors import CliError
+from sluice.cli.files import is_directory, is_file
 from sluice.sizing.fields import FactsError
 from sluice.sizing.model import ModelFacts, from_config
 from sluice.sizing.weights import FileFacts, read_headers, read_index
@@ -47,13 +48,16 @@ def find_model(uri: str, revision: str | None, environment: Mapping[str, str]) -
     """
     if uri.startswith("hf://"):
         return _from_hub(uri, revision, environment)
-    path = Path(uri.removeprefix("file://")).expanduser()
     if "://" in uri and not uri.startswith("file://"):
         raise FactsMissingError(
             f"facts missing: {uri} can't be read from here; pass --model DIR with the model's files, or --config FILE "
             f"with its {CONFIG}"
         )
-    if not path.is_dir():
+    try:
+        path = Path(uri.removeprefix("file://")).expanduser()
+    except RuntimeError as error:  # ~nobody
+        raise FactsMissingError(f"facts missing: {uri}: {error}; write the whole path") from error
+    if not is_directory(path):
         raise FactsMissingError(f"facts missing: {path} is no directory; write hf://OWNER/NAME for a model of the hub")
     return from_directory(path)
 
@@ -70,7 +74,7 @@ def from_file(path: Path) -> Found:
 
 def from_directory(path: Path) -> Found:
     """Raises: FactsMissingError: no config, or one that can't be used."""
-    if not (path / CONFIG).is_file():
+    if not is_file(path / CONFIG):
         raise FactsMissingError(f"facts missing: {CONFIG} not found at {path}")
     config = _read_json(path / CONFIG)
     model = _model(config, path / CONFIG)
@@ -92,13 +96,13 @@ def _files(path: Path, model: ModelFacts) -> FileFacts | None:
 
     Second copies (`original/`, `consolidated*`, `.bin`, GGUF) are named by no index, so they don't count.
     """
-    index = _read_json(path / INDEX) if (path / INDEX).is_file() else {}
+    index = _read_json(path / INDEX) if is_file(path / INDEX) else {}
     mapped = index.get("weight_map")
     names = sorted({n for n in mapped.values() if isinstance(n, str)}) if isinstance(mapped, Mapping) else []
-    if not names and (path / SINGLE).is_file():
+    if not names and is_file(path / SINGLE):
         names = [SINGLE]
     # names come from a file that somebody else wrote: only plain ones in this directory are opened
-    plain = [path / n for n in names if "/" not in n and "\\" not in n and (path / n).is_file()]
+    plain = [path / n for n in names if "/" not in n and "\\" not in n and is_file(path / n)]
     if plain and len(plain) == len(names):
         layers = model.shape.layers if model.shape else None
         return read_headers(_headers(plain), layers)
@@ -164,9 +168,9 @@ def _cached(repository: str, revision: str, environment: Mapping[str, str]) -> P
     if revision.startswith("/") or ".." in revision.split("/"):
         return None
     reference = folder / "refs" / revision
-    commit = reference.read_text().strip() if reference.is_file() else revision
+    commit = reference.read_text(errors="replace").strip() if is_file(reference) else revision
     snapshot = folder / "snapshots" / commit
-    return snapshot if "/" not in commit and (snapshot / CONFIG).is_file() else None
+    return snapshot if "/" not in commit and is_file(snapshot / CONFIG) else None
 
 
 def _downloaded(repository: str, revision: str) -> Path:

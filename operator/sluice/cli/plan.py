@@ -3,21 +3,19 @@
 import argparse
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, TextIO
 
-import yaml
-
-from sluice.api import names
-from sluice.api.v1alpha1 import Accelerator as DeclaredAccelerator
-from sluice.api.v1alpha1 import EngineType, InferenceServiceSpec, Pool, SpecError, parse_lenient
+from sluice.api.v1alpha1 import EngineType, Pool
 from sluice.cli.catalogue import all_shipped, find_accelerator, shipped
 from sluice.cli.errors import UsageError
 from sluice.cli.modelfacts import FactsMissingError, Found, find_model, from_file
-from sluice.cli.planobject import service_for
+from sluice.cli.planfile import Asked, declared_accelerator, read_file
+from sluice.cli.planobject import Planned, service_for
 from sluice.cli.planview import describe
+from sluice.cli.text import clean
 from sluice.sizing.fields import FactsError
 from sluice.sizing.hardware import Accelerator
 from sluice.sizing.ledger import Layout, Sizing
@@ -26,8 +24,6 @@ from sluice.sizing.report import Plan
 from sluice.sizing.settings import EngineKind, EngineSettings, check, read_args
 from sluice.sizing.weights import weigh
 from sluice.sizing.workload import DEFAULT_INPUT, DEFAULT_OUTPUT, Workload
-
-Object = Mapping[str, Any]
 
 FITS, INTERNAL, USAGE, DOES_NOT_FIT, GOAL_MISSED, FACTS_MISSING, WARNED = 0, 1, 2, 3, 4, 5, 6
 EXIT_CODES: Final = """\
@@ -42,16 +38,6 @@ exit codes:
 """
 FORMATS: Final = ("table", "json", "yaml")
 MAX_TOKENS: Final = 100_000_000
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """The user's file, or none."""
-
-    documents: Sequence[Object] = ()
-    service: Object | None = None
-    spec: InferenceServiceSpec | None = None
-    pool: Pool | None = None
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -113,9 +99,9 @@ def run(options: argparse.Namespace, out: TextIO, environment: Mapping[str, str]
     elif options.format == "table":
         print("\n".join(describe(plan)), file=out)
     elif code not in (DOES_NOT_FIT, FACTS_MISSING):
-        print(service_for(plan, asked.service, question.pool, _address(options)), end="", file=out)
+        print(service_for(plan, asked.service, question.pool, _planned(options, asked)), end="", file=out)
     if message:
-        print(f"error: {message}", file=sys.stderr)
+        print(f"error: {clean(message)}", file=sys.stderr)
     return code
 
 
@@ -135,31 +121,6 @@ def outcome(plan: Plan, *, strict: bool) -> tuple[int, str]:
     return (WARNED, f"warnings: {', '.join(warned)}") if strict and warned else (FITS, "")
 
 
-def read_file(name: str, pool: str | None) -> Asked:
-    """The first InferenceService of a file, and all its documents.
-
-    Raises:
-        UsageError: no such file, service or pool, or a spec that can't be used.
-    """
-    try:
-        text = sys.stdin.read() if name == "-" else Path(name).read_text()
-        documents = [d for d in yaml.safe_load_all(text) if isinstance(d, dict)]
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise UsageError(f"{name}: can't be read as YAML ({error})") from error
-    service = next((d for d in documents if d.get("kind") == names.SERVICE_KIND), None)
-    if service is None:
-        raise UsageError(f"{name}: holds no {names.SERVICE_KIND}")
-    raw = service.get("spec")
-    try:
-        spec = parse_lenient(raw if isinstance(raw, dict) else {})
-    except SpecError as error:
-        raise UsageError(f"{name}: {error}") from error
-    chosen = next((p for p in spec.pools if pool in (None, p.name)), None)
-    if chosen is None:
-        raise UsageError(f"{name}: no pool {pool!r}; there are {', '.join(p.name for p in spec.pools)}")
-    return Asked(documents, service, spec, chosen)
-
-
 def _model(options: argparse.Namespace, asked: Asked, environment: Mapping[str, str]) -> Found:
     if options.config:
         return from_file(Path(options.config))
@@ -167,9 +128,17 @@ def _model(options: argparse.Namespace, asked: Asked, environment: Mapping[str, 
     return find_model(uri, options.revision, environment)
 
 
-def _address(options: argparse.Namespace) -> str:
-    """What the user called the model; for the object that `-o yaml` makes."""
-    return str(options.model or options.config or "")
+def _planned(options: argparse.Namespace, asked: Asked) -> Planned:
+    """What the options say of the object that `-o yaml` writes."""
+    kind = asked.spec.engine.type if asked.spec else EngineType(options.engine or EngineKind.VLLM)
+    return Planned(
+        engine=kind,
+        address=str(options.model or options.config or ""),
+        revision=options.revision,
+        max_model_len=options.max_model_len,
+        is_accelerator_told=bool(options.accelerator),
+        kv_bytes_per_token=options.kv_bytes_per_token,
+    )
 
 
 def _question(options: argparse.Namespace, asked: Asked, found: Found) -> Question:
@@ -212,7 +181,7 @@ def _layout(pool: Pool) -> Layout:
 
 
 def _accelerator(options: argparse.Namespace, asked: Asked) -> Accelerator:
-    wanted = options.accelerator or _declared(asked)
+    wanted = options.accelerator or declared_accelerator(asked)
     if wanted is None:
         raise UsageError(
             f"name the accelerator: --accelerator with one of {', '.join(shipped())}, a profile's file, or the memory "
@@ -220,22 +189,6 @@ def _accelerator(options: argparse.Namespace, asked: Asked) -> Accelerator:
         )
     found = find_accelerator(wanted, asked.documents)
     return replace(found, price_per_hour=options.price_per_hour or found.price_per_hour)
-
-
-def _declared(asked: Asked) -> str | None:
-    """The profile that the object names, or the default one of its file; None: none."""
-    if asked.spec is None or asked.pool is None:
-        return None
-    declared: DeclaredAccelerator | None = asked.pool.accelerator or asked.spec.accelerator
-    if declared is not None:
-        return declared.profile_ref.name if declared.profile_ref else None
-    for document in asked.documents:
-        spec, metadata = document.get("spec"), document.get("metadata")
-        if document.get("kind") != names.PROFILE_KIND or not isinstance(spec, dict) or not isinstance(metadata, dict):
-            continue
-        if spec.get("default") is True:
-            return str(metadata.get("name"))
-    return None
 
 
 def _settings(options: argparse.Namespace, asked: Asked) -> EngineSettings:

@@ -11,11 +11,11 @@ from typing import Final
 UNKNOWN: Final = "-"
 """Shown for what is not known; never a zero."""
 
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]+")
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]+")
 
 
 def clean(text: str) -> str:
-    """The text on one line, without control characters."""
+    """The text on one line, without control characters and halves of characters (which no terminal's encoding has)."""
     return " ".join(_CONTROL.sub(" ", text).split())
 
 

@@ -72,5 +72,14 @@ class Fields:
         return [v for v in value if isinstance(v, str)] if isinstance(value, list) else []
 
 
+def printable(text: str) -> str:
+    """The text of somebody's config as it may stand in messages and documents.
+
+    What drives a terminal (escape sequences, line breaks, writing directions) and what has no encoding (half of a
+    surrogate pair) becomes `?`.
+    """
+    return "".join(c if c.isprintable() else "?" for c in text)
+
+
 def shown(value: object) -> str:
     return repr(value)[:60]

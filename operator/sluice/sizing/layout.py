@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from sluice.api.v1alpha1 import MAX_ACCELERATORS
 from sluice.sizing import perf
 from sluice.sizing.ledger import Layout, Ledger, Sizing, concurrency, keep
 from sluice.sizing.limits import Fit, Verdict, find_broken, judge
@@ -113,7 +114,7 @@ def _is_comfortable(sizing: Sizing, layout: Layout, ledger: Ledger, load: Worklo
 
 
 def candidates(sizing: Sizing) -> list[Layout]:
-    """Layouts worth comparing, from one GPU on; no two are the same."""
+    """Layouts worth comparing, from one GPU on; no two are the same, and the API has words for the size of each."""
     a, shape = sizing.accelerator, sizing.shape
     sizes = [size for size in (1, 2, 4, 8, 16, 32, 64) if size <= a.reach]
     found = [Layout(tensor=size) for size in sizes]
@@ -124,7 +125,7 @@ def candidates(sizing: Sizing) -> list[Layout]:
     if shape and shape.experts and shape.experts.count >= MANY_EXPERTS:
         spread = [size for size in (4, 8, 16, 32, 64, 128) if size >= a.gpus_per_node]
         found += [Layout(data=size, expert=True) for size in spread]
-    return found
+    return [layout for layout in found if layout.gpus <= MAX_ACCELERATORS]
 
 
 def rank(sizing: Sizing, load: Workload, found: Sequence[Assessment]) -> list[Assessment]:

@@ -291,7 +291,9 @@ def _tokens(sizing: Sizing, layout: Layout, rooms: list[int], kv: list[int]) -> 
     context = sizing.wanted_context
     if shape is not None and shape.has_windows and sizing.settings.is_hybrid and context:
         needs = stage_requests(sizing, layout, context)
-        return max(0, min(int(room * context // need) for room, need in zip(rooms, needs, strict=True)))
+        # a stage without a layer holds nothing of a request and limits none
+        held = [int(room * context // need) for room, need in zip(rooms, needs, strict=True) if need]
+        return max(0, min(held, default=0))
     # `kv` is rounded up per token; a block is what is really taken
     return max(0, min(room // (each * block) * block for room, each in zip(rooms, kv, strict=True)))
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
-from sluice.sizing.fields import Config, FactsError, Fields, shown
+from sluice.sizing.fields import Config, FactsError, Fields, printable, shown
 from sluice.sizing.quantization import Quantization, read_quantization
 
 MAX_LAYERS: Final = 1000
@@ -177,8 +177,8 @@ def _kind(text: Config, config: Config) -> str:
 def _architecture(config: Config, kind: str) -> str:
     names = config.get("architectures")
     if isinstance(names, list) and names and isinstance(names[0], str):
-        return names[0][:128]
-    return kind[:128] or "unknown"
+        return printable(names[0][:128])
+    return printable(kind[:128]) or "unknown"
 
 
 def _dtype(config: Config, text: Config) -> str:
@@ -199,6 +199,7 @@ def _unmodelled(fields: Fields, kind: str, architecture: str) -> str:
     other = sorted({t for t in types if t not in ("full_attention", "sliding_attention")})
     if state or other:
         what = ", ".join([*sorted(state)[:3], *(f"layer type {t}" for t in other[:3])])
+        what = printable(what[:200])
         return (
             f'architecture "{architecture}" is modelled in part only ({what}): weights from files, KV unknown; '
             "pass --kv-bytes-per-token"

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from sluice.sizing.fields import Config, Fields
+from sluice.sizing.fields import Config, Fields, printable
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ def read_quantization(fields: Fields) -> Quantization:
     if not raw:
         return Quantization("", 16.0, True)
     inner = Fields(raw, "quantization_config.")
-    method = str(raw.get("quant_method") or raw.get("quant_algo") or "unknown").lower()[:64]
+    method = printable(str(raw.get("quant_method") or raw.get("quant_algo") or "unknown").lower()[:64])
     algorithm = str(raw.get("quant_algo") or method).lower()
     bits = min(inner.maybe("bits", "w_bit", "weight_bits") or 4, 16)
     group = inner.maybe("group_size", "q_group_size") or 128

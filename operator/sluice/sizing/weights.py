@@ -19,7 +19,9 @@ PLAIN: Final = 2
 """Bytes of a parameter that is not quantised."""
 MISMATCH: Final = Fraction(2, 100)
 """Files and count further apart than this are reported."""
-_LAYER: Final = re.compile(r"(?:^|\.)layers\.(\d+)\.")
+MAX_BYTES: Final = 1 << 60
+"""Of all files of a model; more is a broken file, and no number that can be shown."""
+_LAYER: Final = re.compile(r"(?:^|\.)layers\.(\d{1,9})\.")
 
 
 class WeightSource(StrEnum):
@@ -189,12 +191,16 @@ def read_headers(headers: Iterable[Mapping[str, Any]], layers: int | None) -> Fi
             if name == "__metadata__":
                 continue
             offsets = tensor.get("data_offsets") if isinstance(tensor, Mapping) else None
-            if not (isinstance(offsets, list) and len(offsets) == 2 and all(isinstance(o, int) for o in offsets)):
+            if not (isinstance(offsets, list) and len(offsets) == 2 and all(_is_offset(o) for o in offsets)):
                 raise FactsError(f"safetensors header: tensor {str(name)[:80]!r} has no data_offsets [begin, end]")
             found = _LAYER.search(str(name))
             if layers is None or found is None or int(found[1]) < layers:
                 total += max(0, offsets[1] - offsets[0])
     return FileFacts(total, WeightSource.HEADERS)
+
+
+def _is_offset(value: object) -> bool:
+    return isinstance(value, int) and 0 <= value <= MAX_BYTES
 
 
 def read_index(index: Mapping[str, Any]) -> FileFacts | None:
@@ -203,7 +209,7 @@ def read_index(index: Mapping[str, Any]) -> FileFacts | None:
     size = metadata.get("total_size") if isinstance(metadata, Mapping) else None
     if isinstance(size, float) and size.is_integer():
         size = int(size)
-    if isinstance(size, bool) or not isinstance(size, int) or size <= 0:
+    if isinstance(size, bool) or not isinstance(size, int) or not 0 < size <= MAX_BYTES:
         return None
     return FileFacts(size, WeightSource.INDEX)
 

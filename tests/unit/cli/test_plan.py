@@ -1,5 +1,6 @@
 """`kubectl sluice plan` as a whole command: files in, text and exit code out. No cluster, no network."""
 
+import itertools
 import json
 import struct
 import subprocess
@@ -12,13 +13,16 @@ import jsonschema
 import pytest
 import yaml
 
-from sluice.api.v1alpha1 import AcceleratorProfileSpec, InferenceServiceSpec
+from sluice.api.v1alpha1 import AcceleratorProfileSpec, InferenceServiceSpec, Parallelism, Pool
 from sluice.cli.catalogue import all_shipped, read_shipped, shipped
 from sluice.cli.main import main
+from sluice.cli.planfile import broken_rules
+from sluice.cli.planobject import MAX_REPLICAS
 from sluice.sizing.report import json_schema
 from tests.unit.sizing.configs import DEEPSEEK_V3, LLAMA_8B, LLAMA_70B, LLAMA_70B_128K, Config, sized
 
 Run = Callable[..., tuple[int, str, str]]
+OURS = "apiVersion: serving.sluice.dev/v1alpha1\nkind: InferenceService"
 
 
 @pytest.fixture
@@ -343,9 +347,17 @@ def test_an_accelerator_has_to_be_named(plan: Run, llama: str) -> None:
     ("text", "says"),
     [
         ("kind: Pod", "holds no InferenceService"),
+        ("kind: InferenceService", "of serving.sluice.dev/v1alpha1; the one there has no apiVersion"),
+        (f"{OURS}\nspec: {{pools: []}}", "spec.model"),
+        (f"{OURS}\nspec: 7", "spec.model"),
         ("{", "can't be read as YAML"),
-        ("kind: InferenceService\nspec: {pools: []}", "spec.model"),
-        ("kind: InferenceService\nspec: 7", "spec.model"),
+        ("a: 2024-13-45", "month must be in 1..12"),
+        ("a: " + "1" * 5000, "can't be read as YAML"),
+        ("a: !!int foo", "can't be read as YAML"),
+        ("a: !!bool foo", "can't be read as YAML"),
+        ("a: !!timestamp x", "can't be read as YAML"),
+        ("[" * 20_000, "nested too deeply"),
+        (f"{OURS}\nspec: {{model: {{uri: 'pvc://a/b'}}, pools: [{{replicas: 0x{'f' * 9000}}}]}}", "error: "),
     ],
 )
 def test_a_file_that_can_not_be_used(plan: Run, tmp_path: Path, text: str, says: str) -> None:
@@ -353,7 +365,204 @@ def test_a_file_that_can_not_be_used(plan: Run, tmp_path: Path, text: str, says:
     path.write_text(text)
     code, _, err = plan("-f", str(path))
     assert code == 2 and says in err
-    assert plan("-f", str(tmp_path / "none.yaml"))[0] == 2
+    assert plan("--model", "x", "--accelerator", str(path))[0] in (2, 5)
+
+
+@pytest.mark.parametrize("name", ["none.yaml", ".", "a" * 5000, "a\0b"])
+def test_a_name_of_no_file_is_wrong_usage(plan: Run, llama: str, name: str) -> None:
+    assert plan("-f", name)[0] == 2
+    assert plan("--model", llama, "--accelerator", name + ".yaml")[0] == 2
+
+
+@pytest.mark.parametrize("name", ["~nobody-here/x", "a" * 5000, "a\0b", "file://", "file://~nobody-here"])
+def test_a_name_of_no_model_is_a_missing_fact(plan: Run, name: str) -> None:
+    for option in ("--model", "--config"):
+        code, out, err = plan(option, name, "--accelerator", "80Gi")
+        assert (code, out) == (5, "") and err.startswith("error: facts missing: ")
+
+
+def test_odd_names_of_files_in_an_index_are_not_opened(plan: Run, tmp_path: Path) -> None:
+    names = {"a": "x" * 5000, "b": "a\0b", "c": "\ud800", "d": "..", "e": 7}
+    index = {"metadata": {"total_size": 16_060_522_496}, "weight_map": names}
+    model = document_of(plan, str(a_directory(tmp_path / "m", LLAMA_8B, model=index)))["model"]
+    assert model["weightSource"] == "safetensors index"
+
+
+def test_sizes_of_files_beyond_all_measure_are_not_believed(plan: Run, tmp_path: Path) -> None:
+    index = {"metadata": {"total_size": 10**4000}}
+    assert document_of(plan, str(a_directory(tmp_path / "m", LLAMA_8B, model=index)))["model"]["weightBytes"] < 10**12
+    model = a_directory(tmp_path / "n", LLAMA_8B, {"model.safetensors": safetensors(a=10**4000)})
+    code, _, err = plan("--model", str(model), "--accelerator", "80Gi")
+    assert code == 5 and "data_offsets" in err
+
+
+@pytest.mark.parametrize("evil", ["\x1b]0;pwned\x07", "\x9b2J", "\u202egnp", "a\nb", "\ud800"])
+@pytest.mark.parametrize("form", ["table", "json", "yaml"])
+def test_names_in_a_config_do_not_drive_the_terminal(plan: Run, tmp_path: Path, evil: str, form: str) -> None:
+    config = {"model_type": "new", "architectures": [evil], "hidden_size": 64, "quantization_config": {"bits": 4}}
+    config["quantization_config"]["quant_method"] = evil
+    index = {"metadata": {"total_size": 10**9}}
+    models = [
+        a_directory(tmp_path / "a", config, model=index),
+        a_directory(tmp_path / "b", config),
+        a_directory(tmp_path / "c", {**LLAMA_8B, **config, "model_type": "llama", "layer_types": [evil]}, model=index),
+    ]
+    for model in models:
+        for more in ((), ("--kv-bytes-per-token", "10")):
+            _, out, err = plan("--model", str(model), "--accelerator", "80Gi", "-o", form, *more)
+            assert all(c.isprintable() or c == "\n" for c in out + err)
+            assert "a\nb" not in out + err
+
+
+# The object among others, and the rules of the API.
+
+
+def test_kinds_of_other_projects_are_passed_over(plan: Run, llama: str, tmp_path: Path) -> None:
+    kserve = {"apiVersion": "serving.kserve.io/v1beta1", "kind": "InferenceService", "spec": {"predictor": {}}}
+    path = Path(a_service(tmp_path))
+    path.write_text(f"{yaml.safe_dump(kserve)}---\n{path.read_text()}")
+    assert plan("-f", str(path), "--model", llama)[0] == 0
+    path.write_text(yaml.safe_dump(kserve))
+    code, _, err = plan("-f", str(path), "--model", llama)
+    assert code == 2 and "the one there has apiVersion serving.kserve.io/v1beta1" in err
+
+
+def test_objects_in_a_list_count(plan: Run, llama: str, tmp_path: Path) -> None:
+    """`kubectl get infsvc,acceleratorprofiles -o yaml` writes one."""
+    profile = {**(read_shipped("l40s") or {}), "metadata": {"name": "own"}}
+    path = Path(a_service(tmp_path, accelerator={"profileRef": {"name": "own"}}, more=[profile]))
+    items = list(yaml.safe_load_all(path.read_text()))
+    path.write_text(yaml.safe_dump({"apiVersion": "v1", "kind": "List", "items": [7, *items]}))
+    code, out, _ = plan("-f", str(path), "--model", llama, "-o", "json")
+    assert code == 0 and json.loads(out)["accelerator"]["name"] == "own"
+
+
+@pytest.mark.parametrize(
+    ("layout", "says"),
+    [
+        ({"data": 2, "tensor": 4}, "spec.pools[1].parallelism.data: 2 without expert"),
+        ({"pipeline": 8, "expert": True}, "spec.pools[1].parallelism.expert: true spreads the experts over tensor x"),
+        (
+            {"tensor": 8, "pipeline": 16},
+            "spec.pools[1].parallelism: tensor 8 x pipeline 16 x data 1 are 128 accelerators, and an instance is one "
+            "pod with at most 64; lower one of them, or raise replicas",
+        ),
+    ],
+)
+def test_a_layout_that_the_api_refuses_is_wrong_usage(
+    plan: Run, llama: str, tmp_path: Path, layout: Config, says: str
+) -> None:
+    service = a_service(tmp_path, pools=[{"name": "a"}, {"name": "b", "parallelism": layout}])
+    for form in ("table", "yaml"):
+        code, out, err = plan("-f", service, "--model", llama, "-o", form)
+        assert (code, out) == (2, "") and says in err
+
+
+def test_rules_of_layouts_are_those_of_the_crd() -> None:
+    extra = Parallelism.model_config["json_schema_extra"]
+    assert isinstance(extra, dict)
+    found: Any = extra["x-kubernetes-validations"]
+    rules = [(r["rule"], r.get("fieldPath", "")) for r in found]
+    for sizes in itertools.product((1, 2, 8, 64), (1, 2, 64), (1, 2, 8), (False, True)):
+        layout = Parallelism(**dict(zip(("tensor", "pipeline", "data", "expert"), sizes, strict=True)))
+        broken = {field for rule, field in rules if not evaluate(rule, layout)}
+        assert {field for field, _ in broken_rules(layout)} == broken
+
+
+def evaluate(rule: str, layout: Parallelism) -> bool:
+    """These rules of CEL are Python but for the names of its operators."""
+    return bool(eval(rule.replace("||", " or ").replace("!", " not "), {}, {"self": layout}))
+
+
+# The object to apply.
+
+
+def test_made_object_has_the_engine_that_was_planned_for(plan: Run, llama: str) -> None:
+    told = ("--model", llama, "--accelerator", "h100-80g", "--max-model-len", "4096", "-o", "yaml")
+    for engine, flag in (("vLLM", "--max-model-len=4096"), ("SGLang", "--context-length=4096")):
+        code, out, _ = plan(*told, "--engine", engine)
+        assert code == 0 and yaml.safe_load(out)["spec"]["engine"] == {"type": engine, "args": [flag]}
+
+
+@pytest.mark.parametrize(
+    ("engine", "own", "made"),
+    [
+        ("vLLM", ["--max_model_len", "9", "--max-num-seqs=64"], ["--max-num-seqs=64", "--max-model-len=4096"]),
+        ("SGLang", ["--context-length=9"], ["--context-length=4096"]),
+        ("Simulated", [], ["--max-model-len=4096"]),
+    ],
+)
+def test_users_object_gets_the_context_that_was_planned(
+    plan: Run, llama: str, tmp_path: Path, engine: str, own: list[str], made: list[str]
+) -> None:
+    service = a_service(tmp_path, pool={"engine": {"args": own, "env": []}}, engine={"type": engine})
+    code, out, err = plan("-f", service, "--model", llama, "--max-model-len", "4096", "-o", "yaml")
+    assert code == 0, err
+    assert yaml.safe_load(out)["spec"]["pools"][0]["engine"] == {"args": made, "env": []}
+
+
+def test_what_the_object_can_not_say_stands_in_a_comment(plan: Run, llama: str, tmp_path: Path) -> None:
+    engine = {"type": "Custom", "image": "x", "custom": {"command": ["x"]}}
+    told = ("--model", llama, "--accelerator", "80Gi", "--max-model-len", "4096", "--kv-bytes-per-token", "9")
+    code, out, err = plan("-f", a_service(tmp_path, engine=engine), *told, "-o", "yaml")
+    made = yaml.safe_load(out)["spec"]
+    assert code == 0, err
+    assert made["accelerator"] == {"profileRef": {"name": "h100-80g"}} and made["engine"] == engine
+    comments = [line for line in out.splitlines() if line.startswith("# ")]
+    for words in ("with 80Gi of memory", "4096 tokens (--max-model-len)", "9 bytes per token", f"those of {llama}"):
+        assert any(words in line for line in comments), words
+
+
+def test_users_object_gets_the_accelerator_that_was_planned(plan: Run, llama: str, tmp_path: Path) -> None:
+    b200, h100 = ({"profileRef": {"name": name}} for name in ("b200", "h100-80g"))
+    told = ("--model", llama, "--accelerator", "b200", "-o", "yaml")
+    one = yaml.safe_load(plan("-f", a_service(tmp_path), *told)[1])["spec"]
+    assert one["accelerator"] == b200 and "accelerator" not in one["pools"][0]
+    own = yaml.safe_load(plan("-f", a_service(tmp_path, pool={"accelerator": h100}), *told)[1])["spec"]
+    assert (own["accelerator"], own["pools"][0]["accelerator"]) == (h100, b200)
+    two = yaml.safe_load(plan("-f", a_service(tmp_path, pools=[{"name": "a"}, {"name": "b"}]), *told)[1])["spec"]
+    assert (two["accelerator"], two["pools"][0]["accelerator"], two["pools"][1]) == (h100, b200, {"name": "b"})
+    resource = a_service(tmp_path, accelerator={"resourceName": "nvidia.com/gpu"})
+    assert yaml.safe_load(plan("-f", resource, *told)[1])["spec"]["accelerator"] == b200
+
+
+def test_made_object_without_a_profile_says_so(plan: Run, llama: str) -> None:
+    _, out, _ = plan("--model", llama, "--accelerator", "80Gi", "-o", "yaml")
+    assert "accelerator" not in yaml.safe_load(out)["spec"]
+    assert "# Set spec.accelerator.profileRef to a profile of accelerators with 80Gi of memory" in out
+
+
+def test_names_of_profiles_may_start_with_a_digit_but_not_be_anything(plan: Run, llama: str, tmp_path: Path) -> None:
+    path = tmp_path / "p.yaml"
+    profile = read_shipped("h100-80g") or {}
+    path.write_text(yaml.safe_dump({**profile, "metadata": {"name": "8xh100"}}))
+    _, out, _ = plan("--model", llama, "--accelerator", str(path), "-o", "yaml")
+    assert yaml.safe_load(out)["spec"]["accelerator"] == {"profileRef": {"name": "8xh100"}}
+    path.write_text(yaml.safe_dump({**profile, "metadata": {"name": "\x1b[2J"}}))
+    code, _, err = plan("--model", llama, "--accelerator", str(path))
+    assert code == 2 and "metadata.name: '\\x1b[2j' is no name".lower() in err.lower()
+
+
+def test_object_from_a_cluster_can_be_applied(plan: Run, llama: str, tmp_path: Path) -> None:
+    path = Path(a_service(tmp_path))
+    body = yaml.safe_load(path.read_text())
+    own = {**body["metadata"], "labels": {"team": "a"}}
+    server = {"managedFields": [{}], "resourceVersion": "1", "uid": "u", "generation": 3, "creationTimestamp": "x"}
+    applied = {"kubectl.kubernetes.io/last-applied-configuration": "{}"}
+    path.write_text(yaml.safe_dump({**body, "metadata": {**own, **server, "annotations": applied}, "status": {}}))
+    code, out, err = plan("-f", str(path), "--model", llama, "-o", "yaml")
+    assert code == 0, err
+    made = yaml.safe_load(out)
+    assert made["metadata"] == own and set(made) == {"apiVersion", "kind", "metadata", "spec"}
+
+
+def test_more_replicas_than_the_api_takes_are_refused(plan: Run, llama: str) -> None:
+    code, out, err = plan("--model", llama, "--accelerator", "h100-80g", "--rps", "1e6", "-o", "yaml")
+    assert (code, out) == (3, "")
+    assert "pool default: replicas: the load needs" in err and "a pool has at most 1000" in err
+    Pool(replicas=MAX_REPLICAS)
+    with pytest.raises(ValueError, match="less than or equal"):
+        Pool(replicas=MAX_REPLICAS + 1)
 
 
 def test_what_is_taken_for_granted_is_told(plan: Run, llama: str, tmp_path: Path) -> None:

@@ -28,6 +28,10 @@ def test_control_characters_of_others_never_reach_the_terminal() -> None:
     assert clean("a\x1b[2J\x07b\r\nc\x9b31m") == "a [2J b c 31m"
 
 
+def test_half_characters_that_no_output_can_encode_are_left_out() -> None:
+    assert clean("a\ud800b").encode() == b"a b"
+
+
 def test_table_is_aligned_without_trailing_spaces() -> None:
     assert table(["A", "BB"], [["long", ""], ["x", "y"]]) == ["A     BB", "long  -", "x     y"]
     assert table(["A"], []) == []

@@ -269,7 +269,7 @@ KINDS = [
         {**DEEPSEEK_V3, "num_hidden_layers": 900, "quantization_config": None},
         Layout(),
         SIZE,
-        "no layout of up to 128 rtx4090 fits",
+        "no layout of up to 64 rtx4090 fits",
         "more memory",
         accelerator="rtx4090",
     ),

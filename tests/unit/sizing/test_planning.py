@@ -8,18 +8,20 @@ from typing import Any
 import jsonschema
 import pytest
 
+from sluice.api.v1alpha1 import MAX_ACCELERATORS
 from sluice.sizing import perf
 from sluice.sizing.layout import Assessment, Caution, assess, rank, warn
 from sluice.sizing.ledger import Layout, Sizing
 from sluice.sizing.planning import Question, make_plan
 from sluice.sizing.remedies import assess_all
 from sluice.sizing.report import Plan, json_schema
-from sluice.sizing.settings import EngineSettings
+from sluice.sizing.settings import EngineKind, EngineSettings
 from sluice.sizing.weights import FileFacts, WeightSource
 from sluice.sizing.workload import Workload, wait_s
 from tests.unit.sizing.configs import (
     CATALOGUE,
     DEEPSEEK_V3,
+    GPT_OSS_120B,
     H100,
     LLAMA_8B,
     LLAMA_70B,
@@ -258,3 +260,19 @@ def test_an_unknown_architecture_gets_a_document_too() -> None:
 
 def test_the_schema_file_is_the_models() -> None:
     assert json.loads(SCHEMA.read_text()) == json_schema()
+
+
+def test_more_stages_than_layers_of_a_window_model_are_refused_like_others() -> None:
+    """Some stages have no layer, so nothing of a request; engines of SGLang look at that layout for their reserve."""
+    for engine in EngineKind:
+        sizing = sized(GPT_OSS_120B, settings=EngineSettings(engine=engine))
+        plan = make_plan(Question(sizing, wanted=Layout(pipeline=64)))
+        asked = next(x for x in plan.layouts if x.parallelism.pipeline == 64)
+        assert plan.chosen is None and asked.reason == "NotDivisible"
+
+
+@pytest.mark.parametrize("config", [DEEPSEEK_V3, {**DEEPSEEK_V3, "num_hidden_layers": 300}])
+def test_layouts_larger_than_the_api_takes_are_not_proposed(config: Config) -> None:
+    for accelerator in ("rtx4090", "h100-80g", "b200"):
+        plan = plan_of(config, Workload(50, 2000, 300, ttft_s=0.2, is_told=True), accelerator=accelerator)
+        assert max(x.gpus_per_instance for x in plan.layouts) <= MAX_ACCELERATORS
