@@ -6,6 +6,7 @@ generation. The yardstick of the same run is a bare client that creates copies o
 """
 
 import asyncio
+import contextlib
 import random
 import time
 from functools import partial
@@ -220,7 +221,7 @@ async def run(bed: ApiOnly, workdir: Path, *, large: bool = True) -> None:
             figures.record("replace.bare_p50_ms", quantiles(bare, n=100)[49])
             if large:
                 await _remove(api, "small", objects)
-                await _remove_namespaces(api, "baresmall-")
+                await _remove_namespaces(api, "baresmall")
                 large_s, _ = await converge(api, "large", 1000)
                 figures.record("converge.1000x4_s", large_s)
                 figures.record("converge.1000_vs_200_per_service", (large_s / 1000) / (took / 200))
@@ -230,20 +231,38 @@ async def run(bed: ApiOnly, workdir: Path, *, large: bool = True) -> None:
 
 async def _remove(api: BareClient, prefix: str, objects: list[Object]) -> None:
     await at_once(8, [partial(api.call, "DELETE", services.service_path(o)) for o in objects])
+    await _remove_pods(api, prefix)
+
+
+async def _remove_pods(api: BareClient, prefix: str) -> None:
+    """By force: fake nodes have no kubelet that would end them."""
 
     async def gone() -> bool:
-        return not await services.engine_pods(api, prefix)
+        pods = [p["metadata"] for p in await api.items(f"/api/v1/pods?{services.SELECTOR}")]
+        left = [f"/api/v1/namespaces/{m['namespace']}/pods/{m['name']}" for m in pods if _is_of(m, prefix)]
+        await at_once(8, [partial(_delete_now, api, path) for path in left])
+        return not left
 
     await until(f"pods of {prefix} gone", gone, deadline_s=300, every_s=0.5)
 
 
+def _is_of(meta: Object, prefix: str) -> bool:
+    return str(meta["namespace"]).startswith(f"{prefix}-")
+
+
+async def _delete_now(api: BareClient, path: str) -> None:
+    with contextlib.suppress(RuntimeError):  # gone already
+        await api.call("DELETE", path, {"gracePeriodSeconds": 0})
+
+
 async def _remove_namespaces(api: BareClient, prefix: str) -> None:
     for namespace in await api.items("/api/v1/namespaces"):
-        if namespace["metadata"]["name"].startswith(prefix):
+        if namespace["metadata"]["name"].startswith(f"{prefix}-"):
             await api.call("DELETE", f"/api/v1/namespaces/{namespace['metadata']['name']}")
+    await _remove_pods(api, prefix)  # in a namespace that goes, their Deployments make no new ones
 
     async def gone() -> bool:
         names = [n["metadata"]["name"] for n in await api.items("/api/v1/namespaces")]
-        return not any(n.startswith(prefix) for n in names)
+        return not any(n.startswith(f"{prefix}-") for n in names)
 
     await until(f"namespaces {prefix} gone", gone, deadline_s=300, every_s=1)
