@@ -124,13 +124,13 @@ def observe(snapshot: ServiceSnapshot, now: float) -> ServiceView:
     routers = router_views(snapshot, now)
     pods = _engine_pods(snapshot)
     declared = {} if isinstance(desired, Refused) else {pool.name: pool for pool in desired.pools}
+    policy = UpgradePolicy.ON_NEW_REVISION if isinstance(desired, Refused) else desired.spec.rollout.upgrade_policy
     pools = []
     for name in dict.fromkeys([*declared, *sorted(pods), *sorted(stored)]):
         pool = declared.get(name)
         found = _check(pool.declaration) if pool and pool.declaration else ()
         refusals += found
         usable = pool.declaration if pool and not found and not _name_refusal(snapshot) else None
-        policy = UpgradePolicy.ON_NEW_REVISION if isinstance(desired, Refused) else desired.spec.rollout.upgrade_policy
         target = _target(snapshot, name, usable, stored.get(name, ()), policy)
         pools.append(_pool(snapshot, name, pool, target, stored.get(name, ()), pods.get(name, ()), routers, now))
     known = None if isinstance(desired, Refused) else desired

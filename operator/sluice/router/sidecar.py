@@ -22,8 +22,8 @@ log = logging.getLogger(__name__)
 ROUND_S = 1.0
 SIBLING_PAUSE_S = 2.0
 KEPT_S = 60.0
-"""For which the last ready worker is kept after the operator gave it up. A router on which the others don't get ready
-by then is cut off from them: without a worker it leaves the Service, and its siblings take the requests."""
+"""Seconds for which the last ready worker is kept after the operator gave it up. A router on which the others don't get
+ready by then is cut off from them: without a worker it leaves the Service, and its siblings take the requests."""
 NO_MANIFEST = Manifest(entries=(), left_out={}, withheld=frozenset())
 
 

@@ -16,17 +16,15 @@ from sluice.plan.declared import PoolDeclaration, Refused
 from sluice.plan.engines.adapter import (
     AT_HOME,
     COMPILE_CACHES,
-    GPU_IMAGE_USER,
     OFFLINE,
     POD_IP,
     Launch,
     Publishes,
     check_env,
     merged_env,
-    shm_gib,
     user_args,
 )
-from sluice.plan.engines.weights import check_model, claimed
+from sluice.plan.engines.weights import check_model, claimed, launch_with_weights
 
 _GAUGES: Final = (Signal.RUNNING, Signal.WAITING, Signal.KV_UTILIZATION)
 
@@ -53,16 +51,12 @@ class CustomAdapter:
         yield from check_env(declaration.pool_engine.env, "spec.pools[].engine.env")
 
     def launch(self, declaration: PoolDeclaration, default_args: Sequence[str]) -> Launch:
-        claim, path = claimed(declaration)
-        return Launch(
+        _, path = claimed(declaration)
+        return launch_with_weights(
+            declaration,
             command=tuple(_custom(declaration).command),
             args=(*default_args, *user_args(declaration)),
             env=merged_env({**OFFLINE, **AT_HOME, **COMPILE_CACHES}, declaration, (POD_IP, *_told(declaration, path))),
-            user=GPU_IMAGE_USER,
-            read_only_root=False,
-            shm_gib=shm_gib(declaration),
-            requests={},
-            claim=claim,
         )
 
     def publishes(self, declaration: PoolDeclaration) -> Publishes:

@@ -17,17 +17,15 @@ from sluice.plan.engines.adapter import (
     AT_HOME,
     COMPILE_CACHES,
     ENGINE_PORT,
-    GPU_IMAGE_USER,
     OFFLINE,
     POD_IP,
     Launch,
     Publishes,
     check_user_options,
     merged_env,
-    shm_gib,
     user_args,
 )
-from sluice.plan.engines.weights import check_model, claimed
+from sluice.plan.engines.weights import check_model, claimed, launch_with_weights
 
 _CORE: Final = "dp_rank"
 """Tensor and pipeline ranks of one data-parallel core publish that core's figures, each under its own labels."""
@@ -65,8 +63,9 @@ class SglangAdapter:
         yield from check_user_options(declaration)
 
     def launch(self, declaration: PoolDeclaration, default_args: Sequence[str]) -> Launch:
-        claim, path = claimed(declaration)
-        return Launch(
+        _, path = claimed(declaration)
+        return launch_with_weights(
+            declaration,
             command=("python3", "-m", "sglang.launch_server"),
             args=(
                 f"--model-path={path}",
@@ -79,11 +78,6 @@ class SglangAdapter:
                 *user_args(declaration),
             ),
             env=merged_env(_DEFAULTS, declaration, (POD_IP,)),
-            user=GPU_IMAGE_USER,
-            read_only_root=False,
-            shm_gib=shm_gib(declaration),
-            requests={},
-            claim=claim,
         )
 
     def publishes(self, declaration: PoolDeclaration) -> Publishes:

@@ -15,7 +15,6 @@ from sluice.plan.engines.adapter import (
     AT_HOME,
     COMPILE_CACHES,
     ENGINE_PORT,
-    GPU_IMAGE_USER,
     HOME,
     OFFLINE,
     POD_IP,
@@ -24,10 +23,9 @@ from sluice.plan.engines.adapter import (
     Publishes,
     check_user_options,
     merged_env,
-    shm_gib,
     user_args,
 )
-from sluice.plan.engines.weights import check_model, claimed
+from sluice.plan.engines.weights import check_model, claimed, launch_with_weights
 
 HOST_IP: Final = {"name": "VLLM_HOST_IP", "value": "$(POD_IP)"}
 
@@ -58,16 +56,12 @@ class VllmAdapter:
         yield from check_user_options(declaration)
 
     def launch(self, declaration: PoolDeclaration, default_args: Sequence[str]) -> Launch:
-        claim, path = claimed(declaration)
-        return Launch(
+        _, path = claimed(declaration)
+        return launch_with_weights(
+            declaration,
             command=("vllm", "serve"),
             args=(path, *serving_args(declaration), *default_args, *user_args(declaration)),
             env=merged_env(_defaults(declaration), declaration, (POD_IP, HOST_IP)),
-            user=GPU_IMAGE_USER,
-            read_only_root=False,
-            shm_gib=shm_gib(declaration),
-            requests={},
-            claim=claim,
         )
 
     def publishes(self, declaration: PoolDeclaration) -> Publishes:

@@ -1,10 +1,11 @@
 """Where an engine finds its weights: a directory of a PersistentVolumeClaim, mounted read-only."""
 
 import re
-from collections.abc import Iterator
-from typing import Final
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
 
 from sluice.plan.declared import PoolDeclaration, Refused
+from sluice.plan.engines.adapter import GPU_IMAGE_USER, Launch, shm_gib
 
 WEIGHTS_PATH: Final = "/weights"
 """Where the claim is mounted in the engine's container."""
@@ -31,6 +32,26 @@ def claimed(declaration: PoolDeclaration) -> tuple[str, str]:
         raise ValueError(f"not checked before: model URI {declaration.model.uri!r}")
     claim, path = found
     return claim, WEIGHTS_PATH + path
+
+
+def launch_with_weights(
+    declaration: PoolDeclaration,
+    command: tuple[str, ...],
+    args: tuple[str, ...],
+    env: tuple[Mapping[str, Any], ...],
+) -> Launch:
+    """How an engine in a GPU image is started on the claimed weights; the declaration has passed `check_model`."""
+    claim, _ = claimed(declaration)
+    return Launch(
+        command=command,
+        args=args,
+        env=env,
+        user=GPU_IMAGE_USER,
+        read_only_root=False,
+        shm_gib=shm_gib(declaration),
+        requests={},
+        claim=claim,
+    )
 
 
 def _parse(uri: str) -> tuple[str, str] | None:
